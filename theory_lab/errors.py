@@ -1,0 +1,41 @@
+"""Errors that a user can act on: one line that names the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+
+class TheoryLabError(Exception):
+    """Base of every error raised on purpose; ``exit_code`` is what the command line returns for it."""
+
+    exit_code = 2
+
+
+class InputError(TheoryLabError, ValueError):
+    """A value that cannot be used.
+
+    Parameters
+    ----------
+    field : str
+        Name of the argument, option or file column at fault.
+    value : object
+        What was received. Long values are shortened in the message.
+    allowed : str
+        What would have been accepted.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+        shown = value if isinstance(value, str) else repr(value)
+        shown = " ".join(shown.split())
+        if len(shown) > 120:
+            shown = shown[:117] + "..."
+        super().__init__(f"{field}: {shown}; {allowed}")
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str]]:
+        # Errors cross process boundaries; the default would replay the formatted message alone.
+        return (type(self), (self.field, self.value, self.allowed))
+
+
+class StoreError(TheoryLabError):
+    """A results folder that cannot be read or written (full disk, permissions, another version)."""
