@@ -1,0 +1,8 @@
+"""Kernels for attention with exact zeros: threshold attention, survivor counts, noise exceedances.
+
+Triton is imported only when a kernel is first used; everything here also runs in plain torch.
+"""
+
+from .attention import differential_threshold_attention, threshold_attention
+
+__all__ = ["differential_threshold_attention", "threshold_attention"]

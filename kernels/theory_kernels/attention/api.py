@@ -1,0 +1,271 @@
+"""Public threshold attention: validation and dispatch."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+
+import torch
+
+from ..geometry import FLOAT_DTYPES, MAX_HEAD_DIM, Geometry, build_geometry
+from . import reference
+from .operator import threshold_forward
+
+IMPLEMENTATIONS = ("auto", "reference", "chunked", "triton")
+
+
+def threshold_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    beta: float | torch.Tensor,
+    kappa: float = 1.0,
+    power: float = 2.0,
+    normalize: bool = True,
+    causal: bool = True,
+    query_offset: int | torch.Tensor = 0,
+    lengths: torch.Tensor | None = None,
+    query_lengths: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    rms_eps: float | None = None,
+    implementation: str = "auto",
+    screen_from: int | None = None,
+) -> torch.Tensor:
+    r"""Threshold rectified attention (TRA): ``o_i = sum_j max(<q_i, k_j> - tau_i, 0)^p v_j``.
+
+    The threshold is ``tau_i = beta * sqrt(2 max(0, log(n_i / kappa)) / d)`` with n_i the number of
+    keys that row i sees (arXiv 2601.12145, section 3 and Theorem 4.3; the clamp is ours, the printed
+    formula is imaginary for n_i < kappa). A row without a survivor is exactly 0.
+
+    Parameters
+    ----------
+    q : torch.Tensor
+        Queries, (B, H, T, D); float32, float16, bfloat16, or float64 (not on Triton). Any strides.
+    k : torch.Tensor
+        Keys, (B, G, S, D), H a multiple of G (grouped-query attention). 1 <= D <= 256.
+    v : torch.Tensor
+        Values, (B, G, S, E), 1 <= E <= 256.
+    beta : float or torch.Tensor
+        Threshold scale, dimensionless; a scalar or shape (H,). Differentiable. May be negative.
+    kappa : float
+        Expected number of false survivors a row, > 0.
+    power : float
+        p >= 1, any real number.
+    normalize : bool
+        Divide queries and keys by their norms first (cosine scores). Zero rows stay zero.
+    causal : bool
+        Row i sees the keys j <= i + query_offset; otherwise all keys.
+    query_offset : int or torch.Tensor
+        Key position of query row 0, an int or an integer tensor (B,): S - T for decoding and chunked
+        prefill with a KV cache. Rows with a negative position see nothing.
+    lengths : torch.Tensor, optional
+        Number of valid keys of each sequence, integer (B,). Keys after it are ignored; with
+        ``causal`` so are query rows whose position is past it (their output is 0).
+    query_lengths : torch.Tensor, optional
+        Number of valid query rows, integer (B,).
+    cu_seqlens, cu_seqlens_k : torch.Tensor, optional
+        Packed sequences: q is (1, H, total, D) and sequence n takes rows cu[n] .. cu[n + 1] - 1.
+        ``cu_seqlens_k`` defaults to ``cu_seqlens``.
+    max_seqlen : int, optional
+        Bound of the packed lengths; without it the total is used, which is slower and never wrong.
+    rms_eps : float, optional
+        Divide each output row by ``sqrt(mean(o^2) + rms_eps)``; None leaves the output as it is.
+    implementation : str
+        "auto" (Triton on CUDA, chunked elsewhere), "reference", "chunked" or "triton".
+    screen_from : int, optional
+        Number of keys from which the Triton implementation screens tiles; None takes the measured default.
+
+    Returns
+    -------
+    torch.Tensor
+        (B, H, T, E) in v's dtype (under autocast, in its dtype).
+
+    Raises
+    ------
+    TypeError
+        For a wrong dtype or something that is not a tensor.
+    ValueError
+        For shapes, devices, or values out of range.
+    """
+    return _attention(
+        [(q, k)], v, beta, None, kappa, power, normalize, causal, query_offset, lengths, query_lengths,
+        cu_seqlens, cu_seqlens_k, max_seqlen, rms_eps, implementation, screen_from, ("q", "k"),
+    )  # fmt: skip
+
+
+def differential_threshold_attention(
+    q1: torch.Tensor,
+    k1: torch.Tensor,
+    q2: torch.Tensor,
+    k2: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    beta: float | torch.Tensor,
+    lam: float | torch.Tensor,
+    kappa: float = 1.0,
+    power: float = 2.0,
+    normalize: bool = True,
+    causal: bool = True,
+    query_offset: int | torch.Tensor = 0,
+    lengths: torch.Tensor | None = None,
+    query_lengths: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    rms_eps: float | None = None,
+    implementation: str = "auto",
+    screen_from: int | None = None,
+) -> torch.Tensor:
+    """Threshold differential attention (TDA): TRA weights of view 1 minus ``lam`` times those of view 2.
+
+    ``o_i = sum_j (a1_ij - lam a2_ij) v_j`` (arXiv 2601.12145, section 3); the paper then divides by the
+    root mean square of o_i without naming an epsilon: ``rms_eps`` names it.
+
+    Parameters
+    ----------
+    q1, k1, q2, k2 : torch.Tensor
+        The two views, shaped and typed alike, as in :func:`threshold_attention`.
+    v : torch.Tensor
+        Values, (B, G, S, E).
+    beta, lam : float or torch.Tensor
+        Threshold scale and weight of the second view; scalars or shape (H,). Differentiable.
+    kappa, power, normalize, causal, query_offset, lengths, query_lengths, cu_seqlens, cu_seqlens_k
+        As in :func:`threshold_attention`.
+    max_seqlen, rms_eps, implementation, screen_from
+        As in :func:`threshold_attention`.
+
+    Returns
+    -------
+    torch.Tensor
+        (B, H, T, E).
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in :func:`threshold_attention`; also when the views differ in shape, dtype or device.
+    """
+    for name, a, b in (("q2", q1, q2), ("k2", k1, k2)):
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape != b.shape:
+            raise ValueError(f"{name} must be shaped like {name[0]}1 {tuple(a.shape)}, got {tuple(b.shape)}")
+    return _attention(
+        [(q1, k1), (q2, k2)], v, beta, lam, kappa, power, normalize, causal, query_offset, lengths,
+        query_lengths, cu_seqlens, cu_seqlens_k, max_seqlen, rms_eps, implementation, screen_from,
+        ("q1", "k1", "q2", "k2"),
+    )  # fmt: skip
+
+
+def _attention(
+    views, v, beta, lam, kappa, power, normalize, causal, query_offset, lengths, query_lengths,
+    cu_seqlens, cu_seqlens_k, max_seqlen, rms_eps, implementation, screen_from, names,
+) -> torch.Tensor:  # fmt: skip
+    operands = [x for view in views for x in view]
+    _check_operands((*names, "v"), (*operands, v))
+    if torch.is_autocast_enabled(v.device.type):
+        dtype = torch.get_autocast_dtype(v.device.type)
+        views = [(q.to(dtype), k.to(dtype)) for q, k in views]
+        v = v.to(dtype)
+    q, k = views[0]
+    kappa, power = check_number("kappa", kappa, 0.0, False), check_number("power", power, 1.0, True)
+    if rms_eps is not None:
+        rms_eps = check_number("rms_eps", rms_eps, 0.0, False)
+    if screen_from is not None and screen_from < 0:
+        raise ValueError(f"screen_from must be at least 0, got {screen_from}")
+    beta = _per_head("beta", beta, q)
+    lam = None if lam is None else _per_head("lam", lam, q)
+    geometry = build_geometry(
+        q, k, causal=causal, query_offset=query_offset, lengths=lengths, query_lengths=query_lengths,
+        cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, max_seqlen=max_seqlen,
+    )  # fmt: skip
+    chosen = choose(implementation, q)
+    if chosen == "reference":
+        return reference.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps)
+    q2, k2 = views[1] if len(views) == 2 else (None, None)
+    out, _, _ = threshold_forward(
+        q, k, q2, k2, v, beta, lam, geometry.layout, geometry.sequences, geometry.max_q, geometry.max_k,
+        geometry.offset, geometry.packed, geometry.causal, kappa, power, normalize, rms_eps, chosen, screen_from,
+    )  # fmt: skip
+    return out
+
+
+def check_number(name: str, value: float, low: float, inclusive: bool) -> float:
+    """Return value as a float; ValueError unless it is finite and above ``low``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    value = float(value)
+    if not math.isfinite(value) or value < low or (value == low and not inclusive):
+        raise ValueError(f"{name} must be finite and {'>=' if inclusive else '>'} {low:g}, got {value!r}")
+    return value
+
+
+def choose(implementation: str, q: torch.Tensor) -> str:
+    """Resolve "auto" and refuse what an implementation cannot do."""
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}")
+    installed = importlib.util.find_spec("triton") is not None
+    if implementation == "auto":
+        fits = q.device.type == "cuda" and q.dtype != torch.float64 and installed
+        return "triton" if fits else "chunked"
+    if implementation == "triton":
+        if not installed:
+            raise ValueError("implementation 'triton' needs the triton package, which is not installed")
+        if q.dtype == torch.float64:
+            raise ValueError("implementation 'triton' takes float32, float16 or bfloat16, got torch.float64")
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1" and q.device.type == "cpu"
+        if q.device.type != "cuda" and not interpreted:
+            raise ValueError(f"implementation 'triton' needs CUDA tensors, got device {q.device}")
+    return implementation
+
+
+def _per_head(name: str, value: float | torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """(H,) in float32, or float64 for float64 inputs, on q's device; keeps the autograd graph."""
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    heads = q.shape[1]
+    if not isinstance(value, torch.Tensor):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
+        return torch.full((heads,), float(value), dtype=dtype, device=q.device)
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must have a floating-point dtype, got {value.dtype}")
+    if value.numel() != 1 and value.shape != (heads,):
+        raise ValueError(f"{name} must be a scalar or have shape ({heads},), got {tuple(value.shape)}")
+    return value.to(device=q.device, dtype=dtype).reshape(-1).expand(heads).contiguous()
+
+
+def _check_operands(names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -> None:
+    for name, x in zip(names, tensors, strict=True):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+        if x.dtype not in FLOAT_DTYPES:
+            raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {x.dtype}")
+        if x.dim() != 4:
+            raise ValueError(f"{name} must have shape (batch, heads, length, head dim), got {tuple(x.shape)}")
+    q, k, v = tensors[0], tensors[1], tensors[-1]
+    for name, x in zip(names, tensors, strict=True):
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on {q.device} like {names[0]}, got {x.device}")
+        if x.dtype != q.dtype and not torch.is_autocast_enabled(q.device.type):
+            raise TypeError(f"{name} must be {q.dtype} like {names[0]}, got {x.dtype}")
+    check_heads(names[0], q, names[1], k)
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"v must have shape {tuple(k.shape[:3])} + (E,) like {names[1]}, got {tuple(v.shape)}")
+    if not 1 <= v.shape[-1] <= MAX_HEAD_DIM:
+        raise ValueError(f"v must have a head dim of 1 to {MAX_HEAD_DIM}, got {tuple(v.shape)}")
+
+
+def check_heads(q_name: str, q: torch.Tensor, k_name: str, k: torch.Tensor) -> None:
+    """ValueError unless q (B, H, T, D) and k (B, G, S, D) fit together."""
+    if k.shape[0] != q.shape[0]:
+        raise ValueError(f"{k_name} must have batch {q.shape[0]} like {q_name}, got {tuple(k.shape)}")
+    if k.shape[3] != q.shape[3]:
+        raise ValueError(f"{k_name} must have head dim {q.shape[3]} like {q_name}, got {tuple(k.shape)}")
+    if not 1 <= q.shape[3] <= MAX_HEAD_DIM:
+        raise ValueError(f"{q_name} must have a head dim of 1 to {MAX_HEAD_DIM}, got {tuple(q.shape)}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q_name} must have a multiple of {k.shape[1]} heads, got {tuple(q.shape)}")
+
+
+__all__ = ["Geometry", "differential_threshold_attention", "threshold_attention"]

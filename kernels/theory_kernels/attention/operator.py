@@ -1,0 +1,167 @@
+"""The ``torch.library`` operators behind the public functions: opaque to ``torch.compile``, with autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..geometry import Geometry
+from . import chunked
+from .plan import make_plan
+
+
+def _geometry(
+    layout: Tensor | None, sequences: int, max_q: int, max_k: int, offset: int, packed: bool, causal: bool
+) -> Geometry:
+    return Geometry(layout, sequences, max_q, max_k, offset, packed, causal)
+
+
+def _views(q1: Tensor, k1: Tensor, q2: Tensor | None, k2: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    views = [(q1, k1)]
+    if q2 is not None and k2 is not None:
+        views.append((q2, k2))
+    return views
+
+
+@torch.library.custom_op("theory_kernels::threshold_forward", mutates_args=())
+def threshold_forward(
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    v: Tensor,
+    beta: Tensor,
+    lam: Tensor | None,
+    layout: Tensor | None,
+    sequences: int,
+    max_q: int,
+    max_k: int,
+    offset: int,
+    packed: bool,
+    causal: bool,
+    kappa: float,
+    power: float,
+    normalize: bool,
+    rms_eps: float | None,
+    implementation: str,
+    screen_from: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output (B, H, T, E), output scale (B, H, T) and the tile bitmap (empty without a screen)."""
+    geometry = _geometry(layout, sequences, max_q, max_k, offset, packed, causal)
+    views = _views(q1, k1, q2, k2)
+    if implementation == "triton":
+        from . import launch
+
+        plan = make_plan("triton", len(views), sequences, q1.shape[1], max_q, max_k, screen_from)
+        return launch.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps, plan)
+    out, scale = chunked.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps)
+    return out, scale, torch.empty((0, 0, 0, 0), dtype=torch.int32, device=q1.device)
+
+
+@threshold_forward.register_fake
+def _(
+    q1, k1, q2, k2, v, beta, lam, layout, sequences, max_q, max_k, offset, packed, causal,
+    kappa, power, normalize, rms_eps, implementation, screen_from,
+):  # fmt: skip
+    plan = make_plan(
+        implementation, 1 if q2 is None else 2, sequences, q1.shape[1], max_q, max_k, screen_from
+    )
+    wide = torch.float64 if v.dtype == torch.float64 else torch.float32
+    return (
+        v.new_empty((*q1.shape[:3], v.shape[-1])),
+        v.new_empty(q1.shape[:3], dtype=wide),
+        q1.new_empty(plan.bitmap, dtype=torch.int32),
+    )
+
+
+@torch.library.custom_op("theory_kernels::threshold_backward", mutates_args=())
+def threshold_backward(
+    grad: Tensor,
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor | None,
+    k2: Tensor | None,
+    v: Tensor,
+    beta: Tensor,
+    lam: Tensor | None,
+    layout: Tensor | None,
+    out: Tensor,
+    scale: Tensor,
+    bitmap: Tensor,
+    sequences: int,
+    max_q: int,
+    max_k: int,
+    offset: int,
+    packed: bool,
+    causal: bool,
+    kappa: float,
+    power: float,
+    normalize: bool,
+    rms: bool,
+    implementation: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of q1, k1, q2, k2, v, beta and lam (empty for a missing second view)."""
+    geometry = _geometry(layout, sequences, max_q, max_k, offset, packed, causal)
+    views = _views(q1, k1, q2, k2)
+    if rms:
+        # o = r x with r = (mean x^2 + eps)^(-1/2): dx = r (do - o mean(do o)).
+        wide, o = grad.to(scale.dtype), out.to(scale.dtype)
+        grad = (scale[..., None] * (wide - o * (wide * o).mean(-1, keepdim=True))).to(v.dtype)
+    if implementation == "triton":
+        from . import launch
+
+        g = launch.backward(grad, views, v, beta, lam, bitmap, geometry, kappa, power, normalize)
+    else:
+        g = chunked.backward(grad, views, v, beta, lam, geometry, kappa, power, normalize)
+    second = g.views[1] if len(views) == 2 else (q1.new_empty(0), k1.new_empty(0))
+    return (*g.views[0], *second, g.v, g.beta, g.lam)
+
+
+@threshold_backward.register_fake
+def _(
+    grad, q1, k1, q2, k2, v, beta, lam, layout, out, scale, bitmap, sequences, max_q, max_k, offset,
+    packed, causal, kappa, power, normalize, rms, implementation,
+):  # fmt: skip
+    def like(x: Tensor | None, other: Tensor) -> Tensor:
+        return other.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    return (
+        like(q1, q1), like(k1, k1), like(q2, q1), like(k2, k1), like(v, v), like(beta, beta), like(beta, beta)
+    )  # fmt: skip
+
+
+def _setup(ctx, inputs, output) -> None:
+    q1, k1, q2, k2, v, beta, lam, layout = inputs[:8]
+    out, scale, bitmap = output
+    ctx.static = inputs[8:]
+    rms = ctx.static[9] is not None
+    # The output and its scale are only needed to undo the output norm.
+    ctx.save_for_backward(
+        q1, k1, q2, k2, v, beta, lam, layout, out if rms else None, scale if rms else None, bitmap
+    )
+    ctx.mark_non_differentiable(scale, bitmap)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad, _grad_scale, _grad_bitmap):
+    q1, k1, q2, k2, v, beta, lam, layout, out, scale, bitmap = ctx.saved_tensors
+    if grad is None:
+        return (None,) * 20
+    (sequences, max_q, max_k, offset, packed, causal, kappa, power, normalize, rms_eps, implementation, _) = (
+        ctx.static
+    )
+    empty = v.new_empty(0)
+    dq1, dk1, dq2, dk2, dv, dbeta, dlam = threshold_backward(
+        grad, q1, k1, q2, k2, v, beta, lam, layout,
+        empty if out is None else out, empty if scale is None else scale, bitmap,
+        sequences, max_q, max_k, offset, packed, causal, kappa, power, normalize, rms_eps is not None,
+        implementation,
+    )  # fmt: skip
+    two = q2 is not None
+    return (
+        dq1, dk1, dq2 if two else None, dk2 if two else None, dv, dbeta, dlam if two else None,
+        *(None,) * 13,
+    )  # fmt: skip
+
+
+threshold_forward.register_autograd(_backward, setup_context=_setup)

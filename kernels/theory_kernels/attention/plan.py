@@ -1,0 +1,33 @@
+"""Which path the Triton implementation takes, decided from shapes alone (no read of the device)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# Rows and keys that one bit of the tile bitmap stands for.
+TILE = 64
+# Key tiles in one word of the bitmap.
+WORD = 32
+# Below this many keys the screen costs more than it saves (measured on an H200, see kernels/README.md).
+SCREEN_FROM = 6144
+# Up to this many query rows the keys are split over programs instead (decode, short prefill).
+SPLIT_ROWS = 64
+
+
+class Plan(NamedTuple):
+    """``screened``: a bitmap of active tiles is made first; ``bitmap``: its shape (0s when there is none)."""
+
+    screened: bool
+    bitmap: tuple[int, int, int, int]
+
+
+def make_plan(
+    implementation: str, views: int, sequences: int, heads: int, max_q: int, max_k: int, screen_from: int | None
+) -> Plan:
+    """Plan of a call; ``screen_from`` overrides the length from which the screen is used."""
+    limit = SCREEN_FROM if screen_from is None else screen_from
+    if implementation != "triton" or max_k < limit or max_q <= SPLIT_ROWS:
+        return Plan(False, (0, 0, 0, 0))
+    rows = -(-max_q // TILE)
+    words = -(-max_k // (TILE * WORD))
+    return Plan(True, (views, sequences * heads, rows, words))
