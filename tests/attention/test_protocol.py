@@ -1,0 +1,415 @@
+"""One protocol test for every registered mechanism."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from common import HIDDEN, NAMES, Inputs, build, inputs, side
+from torch import Tensor
+
+from theory_lab.attention import Mechanism, get, list_mechanisms, register, resolve, unregister
+from theory_lab.errors import InputError
+
+every = pytest.mark.parametrize("name", NAMES)
+
+
+def close(a: Tensor, b: Tensor, rtol: float = 1e-12, atol: float = 1e-13) -> None:
+    torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_shapes_and_dtype(name: str, dtype: torch.dtype) -> None:
+    m = build(name)
+    result = inputs(m.views, dtype=dtype).call(m)
+    assert result.output.shape == (2, 4, 9, 5)
+    assert result.weights.shape == (2, 4, 9, 9)
+    assert result.output.dtype == result.weights.dtype == dtype
+    assert torch.isfinite(result.output).all()
+    assert torch.isfinite(result.weights).all()
+    assert (result.weights.triu(1) == 0).all()
+    assert (result.weights != 0).any()
+
+
+@every
+def test_float32_agrees_with_float64(name: str) -> None:
+    m = build(name)
+    wide, narrow = inputs(m.views).call(m), inputs(m.views, dtype=torch.float32).call(m)
+    close(narrow.weights.double(), wide.weights, 0.0, 2e-5)
+    close(narrow.output.double(), wide.output, 1e-3, 1e-3)
+
+
+@every
+@pytest.mark.parametrize("start", [1, 4, 8])
+def test_causality_bitwise(name: str, start: int) -> None:
+    """Whatever the tokens from `start` on are, the rows before keep every bit."""
+    m = build(name)
+    before = inputs(m.views)
+    g = torch.Generator().manual_seed(9)
+
+    def later(field: str, tensor: Tensor) -> Tensor:
+        axis = 1 if field == "x" else 2
+        noise = 50.0 * torch.randn(tensor.shape, generator=g, dtype=tensor.dtype)
+        position = torch.arange(tensor.shape[axis]).reshape([-1 if d == axis else 1 for d in range(tensor.ndim)])
+        return torch.where(position >= start, noise, tensor)
+
+    a, b = before.call(m), before.map(later).call(m)
+    assert torch.equal(a.weights[:, :, :start], b.weights[:, :, :start])
+    assert torch.equal(a.output[:, :, :start], b.output[:, :, :start])
+    assert not torch.equal(a.output[:, :, start:], b.output[:, :, start:])
+
+
+@every
+def test_permutation_of_keys(name: str) -> None:
+    """Weights follow their keys, except where the mechanism says that positions matter: then they do not."""
+    m = build(name)
+    g = torch.Generator().manual_seed(3)
+    scores = torch.rand(2, 4, 1, 12, generator=g, dtype=torch.float64) * 1.8 - 0.9
+    extra = side(m, scores)
+    moved = 0.0
+    for _ in range(5):
+        order = torch.randperm(12, generator=g)
+        permuted = {**extra, "scores2": extra["scores2"][..., order]} if m.views == 2 else extra
+        a = m.weights(scores, causal=True, **extra)[..., order]
+        b = m.weights(scores[..., order], causal=True, **permuted)
+        moved = max(moved, float((a - b).abs().max()))
+    if m.uses_positions:
+        assert moved > 1e-3
+    else:
+        assert moved < 4e-16
+
+
+@every
+def test_noncausal(name: str) -> None:
+    m = build(name)
+    data = inputs(m.views)
+    if m.causal_only:
+        with pytest.raises(InputError, match="causal"):
+            data.call(m, causal=False)
+        return
+    full, last = data.call(m, causal=False), data.call(m, causal=True)
+    close(full.weights[:, :, -1], last.weights[:, :, -1])
+    assert (full.weights[:, :, 0, 1:] != 0).any()
+
+
+@every
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_gradients(name: str, causal: bool) -> None:
+    """gradcheck to q, k, v, hidden states and every parameter: beta, lambda, alpha, temperatures, gates."""
+    m = build(name, heads=2, dim=4, value_dim=3)
+    if m.causal_only and not causal:
+        pytest.skip("defined by the decoding order")
+    data = inputs(m.views, batch=1, heads=2, groups=1, queries=5, keys=5, dim=4, value_dim=3, seed=4)
+    tensors: list[Tensor] = [t for t in (data.q, data.k, data.v, data.q2, data.k2, data.x) if t is not None]
+    names = [n for n, _ in m.named_parameters()]
+    count = len(tensors)
+    leaves = tuple(t.detach().clone().requires_grad_() for t in [*tensors, *m.parameters()])
+
+    def run(*values: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = values[:3]
+        q2, k2 = (values[3], values[4]) if m.views == 2 else (None, None)
+        parameters = dict(zip(names, values[count:], strict=True))
+        keywords = {"q2": q2, "k2": k2, "x": values[count - 1], "causal": causal}
+        result = torch.func.functional_call(m, parameters, (q, k, v), keywords)
+        return result.output, result.weights
+
+    assert torch.autograd.gradcheck(run, leaves, eps=1e-6, atol=2e-6, rtol=1e-3)
+    # A zero gradient passes gradcheck too, so ask that every parameter has an influence.
+    out = run(*leaves)
+    grads = torch.autograd.grad((out[0] * torch.arange(3)).sum() + out[1].square().sum(), leaves, allow_unused=True)
+    for label, gradient in zip(names, grads[count:], strict=True):
+        assert gradient is not None, label
+        assert (gradient != 0).any(), label
+
+
+@every
+def test_fully_masked_rows(name: str) -> None:
+    m = build(name)
+    data = inputs(m.views).map(lambda _, t: t.clone().requires_grad_())
+    key_mask = torch.ones(2, 9, dtype=torch.bool)
+    key_mask[0] = False
+    result = data.call(m, key_mask=key_mask)
+    assert (result.weights[0] == 0).all()
+    assert (result.output[0] == 0).all()
+    assert (result.weights[1] != 0).any()
+    (result.output.square().sum() + result.weights.square().sum()).backward()
+    for tensor in (data.q, data.k, data.v, data.x):
+        if tensor.grad is not None:
+            assert torch.isfinite(tensor.grad).all()
+            assert (tensor.grad[0] == 0).all()
+    for parameter in m.parameters():
+        assert torch.isfinite(parameter.grad).all()
+
+
+@every
+def test_minus_infinity_is_masked(name: str) -> None:
+    """A score of -inf acts as a mask does, rows of nothing else give 0, and gradients stay finite."""
+    m = build(name)
+    g = torch.Generator().manual_seed(6)
+    scores = torch.rand(2, 4, 6, 6, generator=g, dtype=torch.float64) * 1.8 - 0.9
+    hidden = torch.rand(2, 4, 6, 6, generator=g) < 0.4
+    hidden[0, :, 3] = True
+    extra = side(m, scores)
+    masked = scores.masked_fill(hidden, -math.inf).requires_grad_()
+    a = m.weights(masked, causal=True, **extra)
+    b = m.weights(scores, causal=True, mask=~hidden, **extra)
+    assert torch.equal(a, b)
+    assert (a[0, :, 3] == 0).all()
+    assert (a[hidden] == 0).all()
+    (gradient,) = torch.autograd.grad(a.square().sum(), masked)
+    assert torch.isfinite(gradient).all()
+    assert (gradient[hidden] == 0).all()
+
+
+@every
+def test_one_key(name: str) -> None:
+    m = build(name)
+    data = inputs(m.views, queries=1, keys=1)
+    result = data.call(m)
+    assert torch.isfinite(result.output).all()
+    assert torch.isfinite(result.weights).all()
+    close(result.weights, inputs(m.views).map(lambda _, t: t[:, :1] if t.ndim == 3 else t[:, :, :1])
+          .call(m).weights[..., :1])
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_very_peaked_scores(name: str, dtype: torch.dtype) -> None:
+    m = build(name)
+    g = torch.Generator().manual_seed(8)
+    scores = (1000.0 * torch.randn(2, 4, 9, 9, generator=g, dtype=torch.float64)).to(dtype).requires_grad_()
+    weights = m.weights(scores, causal=True, **side(m, scores.detach()))
+    assert torch.isfinite(weights).all()
+    (gradient,) = torch.autograd.grad(weights.sum(), scores)
+    assert torch.isfinite(gradient).all()
+
+
+@every
+def test_padding(name: str) -> None:
+    """Right padding, filled with NaN, changes nothing for the rows before it."""
+    m = build(name)
+    data = inputs(m.views)
+    short = data.map(lambda f, t: t[:, :6] if f == "x" else t[:, :, :6])
+    key_mask = torch.arange(9) < 6
+
+    def poison(field: str, tensor: Tensor) -> Tensor:
+        if field not in ("k", "v", "k2"):
+            return tensor
+        tensor = tensor.clone()
+        tensor[:, :, 6:] = math.nan
+        return tensor
+
+    padded, plain = data.map(poison).call(m, key_mask=key_mask), short.call(m)
+    close(padded.weights[:, :, :6, :6], plain.weights)
+    close(padded.output[:, :, :6], plain.output)
+    assert (padded.weights[..., 6:] == 0).all()
+    assert torch.isfinite(padded.output).all()
+    if not m.causal_only:
+        padded, plain = data.map(poison).call(m, key_mask=key_mask, causal=False), short.call(m, causal=False)
+        close(padded.weights[:, :, :6, :6], plain.weights)
+        close(padded.output[:, :, :6], plain.output)
+
+
+@every
+def test_grouped_query_heads(name: str) -> None:
+    m = build(name)
+    data = inputs(m.views)
+    repeated = data.map(lambda f, t: t.repeat_interleave(2, 1) if f in ("k", "v", "k2") else t)
+    close(data.call(m).output, repeated.call(m).output)
+    swapped = data.map(lambda f, t: t.flip(1) if f in ("k", "v", "k2") else t)
+    assert not torch.allclose(data.call(m).output, swapped.call(m).output)
+
+
+@every
+def test_decoding_step_equals_the_last_row(name: str) -> None:
+    """One query against all keys gives the last row of the full call, except for a cache that has a history."""
+    m = build(name)
+    data = inputs(m.views)
+    step = data.map(lambda f, t: t[:, -1:] if f == "x" else (t[:, :, -1:] if f in ("q", "q2") else t))
+    if name == "h2o":
+        assert step.call(m).weights.shape == (2, 4, 1, 9)
+        return
+    close(step.call(m).weights[:, :, 0], data.call(m).weights[:, :, -1])
+    close(step.call(m).output[:, :, 0], data.call(m).output[:, :, -1])
+
+
+def bad(field: str, change: Any) -> Any:
+    return pytest.param(field, change, id=f"{field}-{change.__name__}")
+
+
+def nan(data: Inputs) -> dict[str, Any]:
+    data.q[0, 0, 3, 0] = math.nan
+    return {}
+
+
+def dtype(data: Inputs) -> dict[str, Any]:
+    data.v = data.v.float()
+    return {}
+
+
+def device(data: Inputs) -> dict[str, Any]:
+    data.k = data.k.to("meta")
+    return {}
+
+
+def heads(data: Inputs) -> dict[str, Any]:
+    data.k, data.v = data.k[:, :1].repeat(1, 3, 1, 1), data.v[:, :1].repeat(1, 3, 1, 1)
+    return {}
+
+
+def width(data: Inputs) -> dict[str, Any]:
+    data.k = data.k[..., :-1]
+    return {}
+
+
+def length(data: Inputs) -> dict[str, Any]:
+    data.v = data.v[:, :, :-1]
+    return {}
+
+
+def empty(data: Inputs) -> dict[str, Any]:
+    for field in ("q", "k", "v", "q2", "k2"):
+        tensor = getattr(data, field)
+        if tensor is not None:
+            setattr(data, field, tensor[:, :, :0])
+    return {}
+
+
+def rank(data: Inputs) -> dict[str, Any]:
+    data.q = data.q[0]
+    return {}
+
+
+def integer(data: Inputs) -> dict[str, Any]:
+    data.q = data.q.long()
+    return {}
+
+
+def mask_shape(data: Inputs) -> dict[str, Any]:
+    return {"key_mask": torch.ones(2, 5, dtype=torch.bool)}
+
+
+def mask_dtype(data: Inputs) -> dict[str, Any]:
+    return {"key_mask": torch.ones(2, 9)}
+
+
+def zero_keys(data: Inputs) -> dict[str, Any]:
+    return {"n": 0}
+
+
+@every
+@pytest.mark.parametrize(("field", "change"), [
+    bad("scores", nan), bad("v", dtype), bad("k", device), bad("k", heads), bad("k", width), bad("v", length),
+    bad("scores", empty), bad("q", rank), bad("q", integer), bad("key_mask", mask_shape),
+    bad("key_mask", mask_dtype), bad("n", zero_keys),
+])
+def test_bad_input_names_the_argument(name: str, field: str, change: Any) -> None:
+    m = build(name)
+    data = inputs(m.views).map(lambda _, t: t.clone())
+    options = change(data)
+    with pytest.raises(InputError) as caught:
+        data.call(m, **options)
+    assert caught.value.field == field
+    assert "\n" not in str(caught.value)
+    if change in (heads, width, length, empty, rank, mask_shape):
+        assert "shape" in str(caught.value)
+
+
+@every
+def test_second_view_is_asked_for_and_refused(name: str) -> None:
+    m = build(name)
+    data = inputs(2)
+    if m.views == 2:
+        data.q2 = None
+    with pytest.raises(InputError, match="q2"):
+        data.call(m)
+    scores = torch.zeros(1, 4, 2, 2, dtype=torch.float64)
+    with pytest.raises(InputError, match="scores2"):
+        m.weights(scores, None if m.views == 2 else scores, causal=True)
+
+
+@every
+def test_positive_infinity_is_refused(name: str) -> None:
+    m = build(name)
+    scores = torch.zeros(1, 4, 2, 2, dtype=torch.float64)
+    scores[..., 0, 0] = math.inf
+    with pytest.raises(InputError, match="scores"):
+        m.weights(scores, causal=True, **side(m, scores))
+
+
+BAD_PARAMETERS = [
+    ("entmax", {"alpha": 0.99}, "alpha"), ("entmax", {"alpha": math.nan}, "alpha"),
+    ("entmax", {"alpha": [1.5, 0.5]}, "alpha"), ("entmax", {"alpha": "big"}, "alpha"),
+    ("asentmax-theta", {"theta": 0.0}, "theta"), ("asentmax", {"heads": 0, "hidden_dim": 3}, "heads"),
+    ("tda", {"lam": -0.1}, "lam"), ("tda", {"lam": 1.0}, "lam"), ("tda", {"p": 0.5}, "p"),
+    ("tda", {"beta": 0.0}, "beta"), ("tda", {"kappa": 0.0}, "kappa"), ("tda", {"eps": -1.0}, "eps"),
+    ("tda", {"lam": 0.0}, "lam"), ("tda", {"lam": torch.tensor(1.5)}, "lam"), ("tra", {"p": 0.99}, "p"),
+    ("diff-softmax", {"lam": 1.0}, "lam"), ("diff-rela", {"lam": -0.5}, "lam"), ("diff-rela", {"p": 0.0}, "p"),
+    ("dex", {"value_dim": 3, "lam": 1.0}, "lam"), ("rela", {"p": 0.9}, "p"), ("lssa", {"power": 0.5}, "power"),
+    ("eta-logit", {"tau": 1.0}, "tau"), ("eta-weight", {}, "tau"), ("eta-weight", {"tau": 0.5, "alpha": 0.0}, "alpha"),
+    ("eta-weight", {"tau": 0.5, "prune": "soft"}, "prune"), ("streaming-llm", {"window": 0}, "window"),
+    ("h2o", {"recent": 0}, "recent"), ("sparse-transformer", {"stride": 4, "summary": 5}, "summary"),
+    ("sparse-transformer", {"pattern": "dense"}, "pattern"), ("landmark", {"block": 0}, "block"),
+    ("softmax", {"temperature": -1.0}, "temperature"), ("adaptive-temperature", {"coefficients": []}, "coefficients"),
+    ("gated-softmax", {"heads": 1}, "gated-softmax"), ("softmax", {"tau": 1.0}, "softmax"),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "field"), BAD_PARAMETERS,
+                         ids=[f"{n}-{f}-{i}" for i, (n, _, f) in enumerate(BAD_PARAMETERS)])
+def test_bad_parameters_name_the_argument(name: str, parameters: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        get(name, **parameters)
+    assert caught.value.field == field
+
+
+def test_per_head_parameters_must_fit_the_heads() -> None:
+    m = get("tda", beta=[0.5, 0.6, 0.7])
+    with pytest.raises(InputError, match="beta"):
+        inputs(2).call(m)
+
+
+def test_registry_takes_a_mechanism_of_ones_own() -> None:
+    class Uniform(Mechanism):
+        def row_weights(self, scores: tuple[Tensor, ...], scope: Any) -> Tensor:
+            return scope.visible.to(scores[0]) / scope.n
+
+    register("uniform", Uniform)
+    try:
+        assert "uniform" in list_mechanisms()
+        weights = inputs(1).call(get("uniform")).weights
+        close(weights.sum(-1), torch.ones(2, 4, 9, dtype=torch.float64))
+        with pytest.raises(InputError, match="name"):
+            register("uniform", Uniform)
+    finally:
+        unregister("uniform")
+    with pytest.raises(InputError, match="name"):
+        resolve("uniform")
+    with pytest.raises(InputError, match="aggregate"):
+        register("nothing", object)
+    with pytest.raises(InputError, match="name"):
+        unregister("uniform")
+
+
+def test_entry_points_are_found(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "own_mechanism-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-mechanism\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[theory_lab.mechanisms]\nown = own_mechanism:Own\nbroken = own_mechanism:x\n")
+    (tmp_path / "own_mechanism.py").write_text(
+        "from theory_lab.attention.softmax import Softmax\nclass Own(Softmax):\n    pass\nx = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert {"own", "broken"} <= set(list_mechanisms())
+    close(inputs(1).call(get("own")).output, inputs(1).call(get("softmax")).output)
+    with pytest.raises(InputError, match="broken"):
+        get("broken")
+
+
+def test_hidden_states_are_asked_for() -> None:
+    data = inputs(1)
+    for name in ("gated-softmax", "asentmax"):
+        with pytest.raises(InputError, match=f"x: None.*{HIDDEN}"):
+            build(name)(data.q, data.k, data.v)
