@@ -1,0 +1,161 @@
+"""What a claim is: data, and three pure functions (statistic, bound, exact). It knows nothing of how it is estimated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from theory_lab.errors import InputError
+from theory_lab.noise import ANY_LAW, Family, Law, Scale, get_family
+from theory_lab.noise.copula import Dependence
+
+Kind = Literal["expectation", "rate", "invariance", "feature"]
+Statistic = Literal["survivors", "consensus"]
+
+#: The longest row: 2^50 keys still count exactly in a float64.
+MAX_LENGTH = 1 << 50
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting at which a claim is checked.
+
+    Attributes
+    ----------
+    noise : str
+        Name of a noise family, or ``any`` for all laws with the proxy.
+    length : int
+        n = i + 1, the number of keys that query i sees, at least 1.
+    head_dim : int
+        Head dimension d, at least 1.
+    kappa : float
+        Allowed expected number of spurious survivors, positive. Larger than ``length`` is legal: then tau = 0.
+    beta : float
+        Scale of the threshold, nonnegative.
+    sigma : float
+        Noise scale: the scores' variance proxy is sigma^2/d. Positive.
+    rho : float
+        Correlation of the two views (latent Gaussian copula), in (-1, 1).
+    key_rho : float
+        Equicorrelation of the keys of a row, in [0, 1).
+    """
+
+    noise: str = "gaussian"
+    length: int = 1024
+    head_dim: int = 64
+    kappa: float = 1.0
+    beta: float = 1.0
+    sigma: float = 1.0
+    rho: float = 0.0
+    key_rho: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole(self.length, "length", 1, MAX_LENGTH)
+        whole(self.head_dim, "head_dim", 1, 1 << 20)
+        positive(self.kappa, "kappa")
+        positive(self.sigma, "sigma")
+        if not (math.isfinite(self.beta) and self.beta >= 0):
+            raise InputError("beta", self.beta, "a finite number of at least 0 is allowed")
+        Dependence(self.rho, self.key_rho)
+        if self.noise != ANY_LAW:
+            get_family(self.noise).check_head_dim(self.head_dim)
+
+    @property
+    def tau(self) -> float:
+        """Row threshold beta sqrt(2 max(0, log(n / kappa)) / d) (TDA, section 4).
+
+        The clamp is ours: for n <= kappa the printed formula is imaginary, and tau = 0 satisfies the theorem.
+        """
+        return self.beta * math.sqrt(2.0 * max(0.0, math.log(self.length / self.kappa)) / self.head_dim)
+
+    @property
+    def proxy(self) -> float:
+        """sigma^2/d."""
+        return self.sigma * self.sigma / self.head_dim
+
+    @property
+    def tightness(self) -> float:
+        """b = (beta / sigma)^2; the theorem asks for b >= 1."""
+        return (self.beta / self.sigma) ** 2
+
+    @property
+    def chernoff(self) -> float:
+        """(kappa / n)^b clamped to 1: the Chernoff bound exp(-tau^2 / (2 proxy)) on P(X > tau)."""
+        return math.exp(-self.tightness * max(0.0, math.log(self.length / self.kappa)))
+
+    @property
+    def family(self) -> Family:
+        """The noise family (not for ``any``)."""
+        return get_family(self.noise)
+
+    def law(self) -> Law:
+        """The law of one score."""
+        return self.family.scaled(Scale(self.proxy, self.head_dim, self.tau))
+
+    def with_(self, **changes: Any) -> Point:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    def identity(self) -> dict[str, Any]:
+        """What fixes the draws: every field, the noise by content."""
+        fields = asdict(self)
+        fields["noise"] = self.noise if self.noise == ANY_LAW else self.family.identity
+        return fields
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper (or of this toolkit) that can be checked.
+
+    Attributes
+    ----------
+    id, kind, paper, source : str
+        Name, kind, the paper (``tda``, ``asentmax``, ``eta``, ``ours``), and where it stands.
+    statement, bound_text : str
+        The statement and the bound, in plain text.
+    assumptions : tuple of str
+        What the statement supposes.
+    statistic : str
+        ``survivors`` (S_i) or ``consensus`` (C_i).
+    bound : callable
+        Point -> the right-hand side.
+    exact : callable
+        Point -> the expectation itself, by closed form or quadrature; None where neither exists.
+    exact_text : str
+        How the exact value is computed.
+    unmet : callable
+        Point -> which assumptions fail there, as short phrases; empty where all hold.
+    parameters : tuple of str
+        Fields of :class:`Point` that matter; the others are fixed at their defaults and reported as missing.
+    """
+
+    id: str
+    kind: Kind
+    paper: str
+    source: str
+    statement: str
+    bound_text: str
+    assumptions: tuple[str, ...]
+    statistic: Statistic
+    bound: Callable[[Point], float]
+    exact: Callable[[Point], float | None]
+    exact_text: str
+    unmet: Callable[[Point], tuple[str, ...]]
+    parameters: tuple[str, ...]
+
+
+def whole(value: object, field: str, low: int, high: int) -> int:
+    """Return ``value`` as an int within [low, high]; InputError otherwise."""
+    integral = isinstance(value, int) and not isinstance(value, bool)
+    if not integral or not low <= value <= high:  # type: ignore[operator]  # integral says it is an int
+        raise InputError(field, value, f"a whole number from {low} to {high} is allowed")
+    return value  # type: ignore[return-value]  # the same
+
+
+def positive(value: float, field: str) -> float:
+    """Return ``value`` if it is finite and above 0; InputError otherwise."""
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(field, value, "a finite number above 0 is allowed")
+    return value

@@ -1,0 +1,317 @@
+"""The command line: a thin layer that parses, calls and prints.
+
+Importing this module must stay cheap: NumPy, pandas and rich are imported by the commands that use them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from theory_lab import __version__
+from theory_lab.errors import InputError, TheoryLabError
+from theory_lab.grids import parse_budget, parse_numbers, parse_wholes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from theory_lab.experiments import Settings
+    from theory_lab.store import Store
+
+EXIT_HOLDS, EXIT_VIOLATED, EXIT_USAGE, EXIT_INCONCLUSIVE, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def run() -> None:
+    """Run the command line and exit; every error is one line on standard error."""
+    try:
+        code = command.main(prog_name="theory-lab", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        code = EXIT_USAGE
+    except click.ClickException as error:
+        _fail(error.format_message())
+        code = EXIT_USAGE
+    except (click.Abort, KeyboardInterrupt):
+        _fail("interrupted")
+        code = EXIT_INTERRUPTED
+    except TheoryLabError as error:
+        _fail(str(error))
+        code = error.exit_code
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough. Python would complain again while flushing at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    except MemoryError:
+        _fail("out of memory: use fewer lengths or --workers 1")
+        code = EXIT_USAGE
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> None:
+    click.echo(f"theory-lab: error: {' '.join(message.split())}", err=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="theory-lab")
+def command() -> None:
+    """Check what papers claim about attention mechanisms, with honest statistics.
+
+    Start with: theory-lab check
+    """
+
+
+def _complete_claim(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    from theory_lab.claims import CLAIMS
+
+    return [CompletionItem(c.id, help=c.bound_text) for c in CLAIMS.values() if c.id.startswith(typed)]
+
+
+def _complete_noise(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    from theory_lab.noise import ANY_LAW, family_names
+
+    return [CompletionItem(name) for name in [*family_names(), ANY_LAW, "file:"] if name.startswith(typed)]
+
+
+def _grid(flag: str, help_text: str, **more: Any) -> Callable[[Any], Any]:
+    return click.option(flag, multiple=True, metavar="NUMBERS", help=help_text, **more)
+
+
+@command.command("check")
+@click.argument("claims", nargs=-1, metavar="[CLAIM]...", shell_complete=_complete_claim)
+@click.option(
+    "--noise", multiple=True, metavar="FAMILY", shell_complete=_complete_noise,
+    help="Noise family, such as gaussian, student-t:3, file:scores.npy, or 'any' for the worst law of all. "
+    "Repeatable. Default: every family.",
+)  # fmt: skip
+@_grid("--length", "Visible keys n = i + 1, such as 1024 or 2:2^20:x4. Default: 2:2^30:x4.")
+@_grid("--kappa", "Allowed expected number of survivors. Default: 1.")
+@_grid("--beta", "Scale of the threshold. Default: 1.")
+@_grid("--sigma", "Scale of the noise: its variance proxy is sigma^2/d. Default: 1.")
+@_grid("--rho", "Correlation of the two views. Default: 0.")
+@_grid("--key-rho", "Equicorrelation of the keys of a row. Default: 0.")
+@_grid("--head-dim", "Head dimension d. Default: 64.")
+@_grid("--lambda", "Weight of the second view, for claims about differences of views.", default=None)
+@click.option("--trials", metavar="NUMBER", help="Rows a cell. Default: about a second's worth at most.")
+@click.option("--estimator", default="auto", show_default=True, metavar="NAME",
+              help="auto, direct, tail, importance, exact or worst-case.")  # fmt: skip
+@click.option("--seed", default="0", show_default=True, metavar="INTEGER", help="Same seed, same bits.")
+@click.option("--alpha", default="1e-3", show_default=True, metavar="NUMBER",
+              help="Probability that any verdict of the run is wrong.")  # fmt: skip
+@click.option("--tolerance", default="0.01", show_default=True, metavar="NUMBER",
+              help="HOLDS needs an upper end of at most (1 + tolerance) x bound.")  # fmt: skip
+@click.option("--bound-scale", default="1", show_default=True, metavar="NUMBER",
+              help="Factor on every bound: would a stronger claim hold?")  # fmt: skip
+@click.option("--budget", metavar="TIME|TRIALS",
+              help="Draw until every cell is decided or this is spent: 30s, 5m, 1e9.")  # fmt: skip
+@click.option("--workers", metavar="NUMBER", help="Worker processes. Default: one a core.")
+@click.option("--out", metavar="DIR", help="Keep results in this folder.")
+@click.option("--resume", is_flag=True, help="Continue or extend the results in --out.")
+@click.option("--format", "form", default="table", show_default=True,
+              type=click.Choice(["table", "json", "csv", "parquet"]), help="What goes to standard output.")  # fmt: skip
+@click.option("--full", is_flag=True, help="Print every row of the table, however many.")
+@click.option("--plot", metavar="FILE", help="Draw estimate, interval, exact value and bound (.png, .pdf, .svg).")
+@click.option("--controls-ok", is_flag=True,
+              help="Rows outside a claim's assumptions (negative controls) do not affect the exit code.")  # fmt: skip
+@click.option("--quiet", is_flag=True, help="No progress.")
+def check_command(**options: Any) -> int:
+    """Check claims by simulation.
+
+    With no CLAIM, all of them over every noise family, with lengths from 2 to 2^30.
+
+    Exit code: 0 all hold, 1 any violated, 3 none violated but some inconclusive, 2 bad usage.
+
+    \b
+    theory-lab check
+    theory-lab check tda-4.3 --noise gaussian --length 2:2^20:x4
+    theory-lab check tda-4.6 --noise gaussian --length 10^4 --rho 0,0.3,0.5
+    theory-lab check tda-4.3 --noise file:scores.npy,raw --head-dim 64
+    """
+    settings = _settings(options)
+    workers = None if options["workers"] is None else _one_whole(options["workers"], "workers")
+    if options["resume"] and not options["out"]:
+        raise InputError("resume", "without --out", "name the folder to continue with --out DIR")
+    _check_outputs(options)
+    from theory_lab.experiments import build_cases, run
+    from theory_lab.progress import make_progress
+
+    build_cases(settings)  # before anything is made on disk
+    store = _open_store(options)
+    partial: list[pd.DataFrame] = []
+    try:
+        rows = run(
+            settings,
+            store=store,
+            workers=workers,
+            progress=make_progress(options["quiet"]),
+            on_partial=partial.append,
+        )
+    except (KeyboardInterrupt, TheoryLabError) as error:
+        _salvage(error, partial, store, options, settings)
+        raise click.exceptions.Exit(
+            EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_USAGE
+        ) from None
+    _print_rows(rows, options, settings)
+    if options["plot"]:
+        from theory_lab.figures.check_plot import plot_check
+
+        plot_check(rows, options["plot"])
+        click.echo(f"picture: {options['plot']}", err=True)
+    return exit_code(rows, options["controls_ok"])
+
+
+def exit_code(rows: pd.DataFrame, controls_ok: bool = False) -> int:
+    """0 if all rows hold, 1 if any is violated, 3 if none is but some are inconclusive."""
+    counted = rows[rows.assumptions == "met"] if controls_ok else rows
+    if (counted.verdict == "VIOLATED").any():
+        return EXIT_VIOLATED
+    return EXIT_INCONCLUSIVE if (counted.verdict == "INCONCLUSIVE").any() else EXIT_HOLDS
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    """Parse what was typed; nothing heavy is imported until the numbers make sense."""
+    grids: dict[str, tuple[Any, ...]] = {}
+    for name in ("length", "kappa", "beta", "sigma", "rho", "key_rho", "head_dim"):
+        parse = parse_wholes if name in ("length", "head_dim") else parse_numbers
+        values = [value for text in options[name] for value in parse(text, name)]
+        if values:
+            grids[name] = tuple(values)
+    for text in options["lambda"] or ():
+        for value in parse_numbers(text, "lambda"):
+            if not 0 <= value < 1:
+                raise InputError("lambda", value, "a number from 0 to below 1 is allowed")
+    budget = None if options["budget"] is None else parse_budget(options["budget"])
+    trials = None if options["trials"] is None else _one_whole(options["trials"], "trials")
+    from theory_lab.experiments import Budget, Settings
+
+    return Settings(
+        claims=tuple(options["claims"]),
+        noise=tuple(options["noise"]),
+        **grids,
+        trials=trials,
+        estimator=options["estimator"],
+        seed=_one_whole(options["seed"], "seed"),
+        alpha=_one(options["alpha"], "alpha"),
+        tolerance=_one(options["tolerance"], "tolerance"),
+        bound_scale=_one(options["bound_scale"], "bound-scale"),
+        budget=None if budget is None else Budget(*budget),
+    )
+
+
+def _one(text: str, field: str) -> float:
+    values = parse_numbers(text, field)
+    if len(values) != 1:
+        raise InputError(field, text, "one number is allowed")
+    return values[0]
+
+
+def _one_whole(text: str, field: str) -> int:
+    if text.strip().isdigit():
+        return int(text)  # exact, where a float would round
+    value = _one(text, field)
+    if value != int(value):
+        raise InputError(field, text, "a whole number is allowed")
+    return int(value)
+
+
+def _check_outputs(options: dict[str, Any]) -> None:
+    """Find out now, not after the run, that what was asked for cannot be written."""
+    if options["form"] == "parquet":
+        if sys.stdout.isatty():
+            raise InputError("format", "parquet", "redirect it to a file: theory-lab check --format parquet > FILE")
+        from theory_lab.store import require_pyarrow
+
+        require_pyarrow()
+    if options["plot"]:
+        from theory_lab.figures.check_plot import validate_plot_file
+
+        validate_plot_file(options["plot"])
+
+
+def _open_store(options: dict[str, Any]) -> Store | None:
+    if not options["out"]:
+        return None
+    from theory_lab.store import Store
+
+    return Store(options["out"], options["resume"])
+
+
+def _salvage(
+    error: BaseException, partial: list[pd.DataFrame], store: Store | None, options: dict[str, Any], settings: Settings
+) -> None:
+    """Print what is finished, and say how to go on."""
+    if isinstance(error, KeyboardInterrupt):
+        _fail("interrupted")
+    else:
+        _fail(str(error))
+    if partial and len(partial[0]):
+        _print_rows(partial[0], options, settings)
+        click.echo(f"the {len(partial[0])} rows above are complete; the rest was not drawn", err=True)
+    if store is not None:
+        words = [w for w in sys.argv[1:] if w != "--resume"]
+        import shlex
+
+        click.echo(
+            f"{store.cell_count()} finished cells are in {store.path}; continue with: "
+            f"theory-lab {shlex.join(words)} --resume",
+            err=True,
+        )
+    elif isinstance(error, KeyboardInterrupt):
+        click.echo("with --out DIR finished cells are kept and --resume continues", err=True)
+
+
+def _print_rows(rows: pd.DataFrame, options: dict[str, Any], settings: Settings) -> None:
+    from theory_lab import render
+
+    if options["form"] == "table":
+        render.print_table(rows, settings, full=options["full"])
+    elif options["form"] == "json":
+        click.echo(render.to_json(rows))
+    elif options["form"] == "csv":
+        click.echo(render.to_csv(rows), nl=False)
+    else:
+        from theory_lab.store import rows_to_parquet
+
+        sys.stdout.buffer.write(rows_to_parquet(rows))
+        sys.stdout.buffer.flush()
+
+
+@command.command("claims")
+@click.argument("claim", required=False, shell_complete=_complete_claim)
+def claims_command(claim: str | None) -> None:
+    """List the claims, or print one in full."""
+    from theory_lab import render
+    from theory_lab.claims import CLAIMS, get_claim
+
+    if claim is None:
+        render.print_claims(list(CLAIMS.values()))
+    else:
+        render.print_claim(get_claim(claim))
+
+
+@command.command("noise")
+@click.argument("family", required=False, shell_complete=_complete_noise)
+def noise_command(family: str | None) -> None:
+    """List the noise families, or measure one: variance, proxy and tails, scaled to sigma = 1 and d = 64."""
+    from theory_lab import render
+    from theory_lab.noise import get_family, list_families
+
+    if family is None:
+        render.print_families(list_families())
+    else:
+        render.print_family(get_family(family))
+
+
+@command.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_command(shell: str) -> None:
+    """Print a completion script: eval "$(theory-lab completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # the choices above are click's own
+    click.echo(kind(command, {}, "theory-lab", "_THEORY_LAB_COMPLETE").source())

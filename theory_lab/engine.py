@@ -1,0 +1,198 @@
+"""Where cells run: on any executor with the ``concurrent.futures`` interface.
+
+Work is cut into tasks of whole blocks. A block's draws depend on (seed, cell, block) alone, so it does not matter
+which worker runs it, in which order, or in which run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+
+from theory_lab.errors import InputError
+from theory_lab.estimation import SAMPLERS, BlockSum, Cell
+from theory_lab.streams import Streams
+
+_TASK_SECONDS = 0.2
+#: Below this much work, starting worker processes costs more than it saves.
+_POOL_WORTH_SECONDS = 1.5
+
+
+@dataclass(frozen=True)
+class Task:
+    """Some blocks of a cell: pairs of block index and trials."""
+
+    cell: Cell
+    blocks: tuple[tuple[int, int], ...]
+
+    @property
+    def seconds(self) -> float:
+        """Rough cost."""
+        return SAMPLERS[self.cell.estimator].seconds_per_trial(self.cell) * sum(t for _, t in self.blocks)
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a task's blocks left behind, and the seconds it took."""
+
+    task: Task
+    blocks: tuple[BlockSum, ...]
+    seconds: float
+
+
+def run_task(task: Task) -> TaskResult:
+    """Run a task in this process."""
+    started = time.perf_counter()
+    estimator, digest = SAMPLERS[task.cell.estimator], task.cell.digest
+    done = tuple(
+        estimator.run_block(task.cell, block, trials, Streams(digest, block)) for block, trials in task.blocks
+    )
+    return TaskResult(task, done, time.perf_counter() - started)
+
+
+def plan_tasks(cell: Cell, trials: int, have: Iterable[BlockSum] = ()) -> list[Task]:
+    """Cut the blocks that a cell still needs for ``trials`` trials into tasks of about a fifth of a second.
+
+    Blocks already drawn in full are kept; a last, partial block is drawn again at its new size, which begins with
+    the same numbers.
+    """
+    estimator = SAMPLERS[cell.estimator]
+    size = estimator.block_trials(cell)
+    drawn = {block.block: block.trials for block in have}
+    needed = []
+    for block in range((trials + size - 1) // size):
+        wanted = min(size, trials - block * size)
+        if drawn.get(block, 0) < wanted:
+            needed.append((block, wanted))
+    per_task = max(1, int(_TASK_SECONDS / (estimator.seconds_per_trial(cell) * size)))
+    return [Task(cell, tuple(needed[i : i + per_task])) for i in range(0, len(needed), per_task)]
+
+
+def merge(have: Iterable[BlockSum], new: Iterable[BlockSum]) -> list[BlockSum]:
+    """Blocks in order of their index, newer ones replacing older ones."""
+    by_index = {block.block: block for block in have}
+    by_index.update({block.block: block for block in new})
+    return [by_index[index] for index in sorted(by_index)]
+
+
+def validate_workers(workers: int | None) -> int:
+    """Number of worker processes: as asked, or as many as this process may use cores."""
+    if workers is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 4096:
+        raise InputError("workers", workers, "a whole number from 1 to 4096 is allowed")
+    return workers
+
+
+class Engine:
+    """Runs tasks, in this process or on an executor.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Worker processes of the pool made on demand; 1 runs everything here.
+    executor : concurrent.futures.Executor, optional
+        Runs the tasks instead, and is not shut down.
+    """
+
+    def __init__(self, workers: int | None = None, executor: Executor | None = None) -> None:
+        self._workers = validate_workers(workers)
+        self._given = executor
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._pool is None:
+            return
+        if kind is not None:
+            _terminate(self._pool)
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+    def run(self, tasks: list[Task], deadline: float = float("inf")) -> Iterator[TaskResult]:
+        """Yield results as they finish; after ``deadline`` (``time.monotonic``) no further task is begun."""
+        executor = self._executor(tasks)
+        if executor is None:
+            for task in tasks:
+                if time.monotonic() >= deadline:
+                    return
+                yield run_task(task)
+            return
+        waiting = iter(tasks)
+        running: set[Future[TaskResult]] = set()
+        room = 4 * self._workers if self._given is None else 64
+        while True:
+            while len(running) < room and time.monotonic() < deadline:
+                task = next(waiting, None)
+                if task is None:
+                    break
+                running.add(executor.submit(run_task, task))
+            if not running:
+                return
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                yield future.result()
+
+    def _executor(self, tasks: list[Task]) -> Executor | None:
+        if self._given is not None:
+            return self._given
+        if self._pool is None:
+            work = sum(task.seconds for task in tasks)
+            if self._workers == 1 or len(tasks) < 2 or work < _POOL_WORTH_SECONDS:
+                return None
+            self._pool = _start_pool(self._workers)
+        return self._pool
+
+
+def _start_pool(workers: int) -> ProcessPoolExecutor:
+    """Start a pool of fresh interpreters.
+
+    Forking a process with threads is unsafe, so workers are spawned. Spawning would run the caller's script a second
+    time unless it guards its main part; tasks need nothing of it, so it is hidden while the workers start.
+    """
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
+    with _hidden_main():
+        wait([pool.submit(_nap) for _ in range(workers)])
+    return pool
+
+
+def _ignore_interrupts() -> None:
+    # Ctrl-C reaches the whole process group; the parent decides what becomes of the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _nap() -> None:
+    # Long enough that the next submission finds no idle worker and starts another.
+    time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    main = sys.modules["__main__"]
+    names = ("__file__", "__spec__")
+    saved = {name: main.__dict__[name] for name in names if name in main.__dict__}
+    try:
+        for name in saved:
+            main.__dict__[name] = None
+        main.__dict__.pop("__file__", None)
+        yield
+    finally:
+        main.__dict__.update(saved)
+
+
+def _terminate(pool: ProcessPoolExecutor) -> None:
+    """Stop the workers at once: their unfinished blocks are not worth waiting for."""
+    if hasattr(pool, "terminate_workers"):  # Python 3.14
+        pool.terminate_workers()
+        return
+    for process in list((getattr(pool, "_processes", None) or {}).values()):
+        process.terminate()

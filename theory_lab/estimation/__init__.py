@@ -1,0 +1,90 @@
+"""Estimators: each draws, pools and states its error. ``auto`` picks one for a cell."""
+
+from __future__ import annotations
+
+import difflib
+import math
+
+from theory_lab.claims.base import Point, Statistic
+from theory_lab.claims.tda import exact_consensus, exact_survivors
+from theory_lab.errors import InputError
+from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample
+from theory_lab.estimation.direct import Direct
+from theory_lab.estimation.importance import Importance
+from theory_lab.estimation.tail import Tail
+from theory_lab.noise import ANY_LAW
+
+__all__ = [
+    "CERTAIN",
+    "ESTIMATORS",
+    "SAMPLERS",
+    "BlockSum",
+    "Cell",
+    "Estimator",
+    "Sample",
+    "choose",
+    "default_trials",
+    "validate_estimator",
+]
+
+SAMPLERS: dict[str, Estimator] = {e.name: e for e in (Direct(), Tail(), Importance())}
+
+#: Evaluators without randomness; see ``experiments``.
+CERTAIN = ("exact", "worst-case")
+
+ESTIMATORS = ("auto", *SAMPLERS, *CERTAIN)
+
+_DIRECT_LENGTH = 128
+_DIRECT_DRAWS = 1 << 27
+_MOST_ROWS = 1 << 22
+_CELL_SECONDS = 1.0
+_ENOUGH_EVENTS = 1e4  # a relative error of 1%
+
+
+def validate_estimator(name: str) -> str:
+    """Return ``name`` if it is an estimator or ``auto``; InputError, with the nearest name, otherwise."""
+    if name not in ESTIMATORS:
+        near = difflib.get_close_matches(str(name), ESTIMATORS, n=1, cutoff=0.4)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise InputError("estimator", name, f"{hint}known: {', '.join(ESTIMATORS)}")
+    return name
+
+
+def _expected(statistic: Statistic, point: Point) -> float:
+    value = exact_survivors(point) if statistic == "survivors" else exact_consensus(point)
+    return 0.0 if value is None else value
+
+
+def choose(statistic: Statistic, point: Point) -> str:
+    """Pick an estimator for a cell.
+
+    ``worst-case`` for the class of all laws; ``direct`` for rows of at most 128 keys whose event is frequent enough
+    for a relative error of 1% within 2^27 draws; ``importance`` for events rarer than one in 20 rows; ``tail`` else,
+    and wherever no score can exceed the threshold.
+    """
+    if point.noise == ANY_LAW:
+        return "worst-case"
+    if point.law().upper <= point.tau:
+        return "tail"
+    expected = _expected(statistic, point)
+    if point.length <= _DIRECT_LENGTH and expected * _most_direct_rows(point) >= _ENOUGH_EVENTS:
+        return "direct"
+    return "importance" if expected < 0.05 else "tail"
+
+
+def _most_direct_rows(point: Point) -> int:
+    per_draw = 16 if point.rho or point.key_rho else 1
+    return min(_MOST_ROWS, _DIRECT_DRAWS // (per_draw * point.length))
+
+
+def default_trials(cell: Cell) -> int:
+    """Trials of a cell when none are asked for, at most about a second of one core.
+
+    ``direct``: 2^22 rows or 2^27 scores; ``tail``: 2^20 rows; ``importance``: 2^18 weighted samples.
+    """
+    estimator = SAMPLERS[cell.estimator]
+    wanted = {"direct": _most_direct_rows(cell.point), "tail": 1 << 20, "importance": 1 << 18}[cell.estimator]
+    affordable = int(_CELL_SECONDS / estimator.seconds_per_trial(cell))
+    if estimator.empty_sample(cell).model == "certain":
+        return 1
+    return max(1, min(wanted, 1 << int(math.log2(max(1, affordable)))))

@@ -1,0 +1,152 @@
+"""What an estimator draws, block by block, and what a block leaves behind."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from theory_lab.claims.base import Point, Statistic
+from theory_lab.streams import Streams, cell_digest
+
+#: How the observations of a sample may be trusted, which decides the interval:
+#: ``bernoulli``: independent zeros and ones; ``bounded``: independent values in [0, ceiling];
+#: ``rows``: independent rows without a useful bound; ``certain``: no randomness at all.
+Model = Literal["bernoulli", "bounded", "rows", "certain"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One statistic at one setting, by one estimator, with one seed."""
+
+    statistic: Statistic
+    point: Point
+    estimator: str
+    seed: int
+
+    def identity(self) -> dict[str, Any]:
+        """What the draws depend on, apart from the seed."""
+        return {"statistic": self.statistic, "estimator": self.estimator, **self.point.identity()}
+
+    @property
+    def digest(self) -> str:
+        """Name of the cell: the key of its random streams and of its file."""
+        return cell_digest(self.identity(), self.seed)
+
+
+@dataclass(frozen=True)
+class BlockSum:
+    """What one block of trials leaves behind.
+
+    Attributes
+    ----------
+    block : int
+        Index of the block within the cell.
+    trials : int
+        Rows (or weighted samples) drawn.
+    total, total_sq : float
+        Sum of the observations and of their squares. Whole numbers below 2^53 are exact.
+    """
+
+    block: int
+    trials: int
+    total: float
+    total_sq: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The pooled observations of a cell.
+
+    The estimate of E[statistic] is ``scale * total / size``.
+
+    Attributes
+    ----------
+    model : Model
+        See :data:`Model`.
+    trials : int
+        Rows (or weighted samples) drawn.
+    size : int
+        Observations: ``trials`` times the keys of a row for pooled Bernoullis, else ``trials``.
+    total, total_sq : float
+        Sums over the observations.
+    scale : float
+        Units of the statistic per unit of observation.
+    ceiling : float
+        Largest possible observation, for ``bounded``.
+    note : str
+        How the numbers came about, in a few words.
+    """
+
+    model: Model
+    trials: int
+    size: int
+    total: float
+    total_sq: float
+    scale: float = 1.0
+    ceiling: float = math.inf
+    note: str = ""
+
+    @property
+    def estimate(self) -> float:
+        """Point estimate of the expectation."""
+        return self.scale * self.total / self.size
+
+    @property
+    def variance(self) -> float:
+        """Sample variance of an observation."""
+        if self.model == "certain" or self.size < 2:
+            return 0.0
+        mean = self.total / self.size
+        if self.model == "bernoulli":
+            return mean * (1.0 - mean)
+        return max(0.0, (self.total_sq - self.size * mean * mean) / (self.size - 1))
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of :attr:`estimate`."""
+        return self.scale * math.sqrt(self.variance / self.size)
+
+
+class Estimator(ABC):
+    """A way of estimating E[statistic] at a point.
+
+    A block is the unit of work and of reproducibility: block b of a cell always draws the same numbers, and its first
+    trials do not depend on how many follow.
+    """
+
+    name: str
+
+    @abstractmethod
+    def block_trials(self, cell: Cell) -> int:
+        """Trials in a full block."""
+
+    @abstractmethod
+    def seconds_per_trial(self, cell: Cell) -> float:
+        """Rough cost of a trial, to cut work into pieces and to spend a budget."""
+
+    @abstractmethod
+    def run_block(self, cell: Cell, block: int, trials: int, streams: Streams) -> BlockSum:
+        """Draw the first ``trials`` trials of a block."""
+
+    @abstractmethod
+    def empty_sample(self, cell: Cell) -> Sample:
+        """The model, scale and ceiling of the observations, with no observation yet."""
+
+    def observations(self, cell: Cell, trials: int) -> int:
+        """Observations that ``trials`` trials leave behind."""
+        return trials
+
+    def pool(self, cell: Cell, blocks: Sequence[BlockSum]) -> Sample:
+        """Combine blocks, in the order of their index."""
+        ordered = sorted(blocks, key=lambda b: b.block)
+        trials = sum(b.trials for b in ordered)
+        return replace(
+            self.empty_sample(cell),
+            trials=trials,
+            size=self.observations(cell, trials),
+            total=math.fsum(b.total for b in ordered),
+            total_sq=math.fsum(b.total_sq for b in ordered),
+        )

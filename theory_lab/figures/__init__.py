@@ -1,0 +1,1 @@
+"""From rows to pictures. Needs the ``plot`` extra."""

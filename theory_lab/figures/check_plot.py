@@ -1,0 +1,154 @@
+"""The picture of a check: estimate, interval, exact value and bound against length, one panel a claim."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from theory_lab.errors import InputError, StoreError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SUFFIXES = (".png", ".pdf", ".svg")
+# Okabe and Ito's palette, ordered so that neighbors differ in lightness too; shapes differ as well, for grey prints.
+_COLORS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#7F7F7F", "#B8A800", "#5D3A9B")
+_SHAPES = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+_CONSTANTS = ("kappa", "beta", "sigma", "rho", "key_rho", "head_dim")
+
+
+def validate_plot_file(path: str) -> None:
+    """Raise InputError if a picture cannot be written there."""
+    target = Path(path)
+    if target.suffix.lower() not in _SUFFIXES:
+        raise InputError("plot", path, f"a file name ending in {', '.join(_SUFFIXES)} is allowed")
+    if not target.absolute().parent.is_dir():
+        raise InputError("plot", path, "its folder must exist")
+    if target.is_dir() or not os.access(target.absolute().parent, os.W_OK):
+        raise InputError("plot", path, "it cannot be written")
+    try:
+        import matplotlib  # noqa: F401  # only whether it is there
+    except ImportError:
+        raise InputError("plot", "matplotlib is not installed", "pip install 'theory-lab[plot]'") from None
+
+
+def plot_check(rows: pd.DataFrame, path: str) -> None:
+    """Draw rows of a check.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        From :func:`theory_lab.check`.
+    path : str
+        Where to write the picture: .png, .pdf or .svg.
+
+    Raises
+    ------
+    InputError, StoreError
+        If the file cannot be written.
+    """
+    validate_plot_file(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    claims = list(dict.fromkeys(rows.claim))
+    figure = Figure(figsize=(0.6 + 5.6 * len(claims), 4.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    handles: dict[str, Any] = {}
+    styles = _series_styles(rows)
+    for index, claim in enumerate(claims):
+        axes = figure.add_subplot(1, len(claims), index + 1)
+        _draw_panel(axes, rows[rows.claim == claim], claim, styles, handles)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    _save(figure, path, rows)
+
+
+def _series_styles(rows: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    names = sorted({name for _, name in _series(rows)}, key=list(dict.fromkeys(n for _, n in _series(rows))).index)
+    return {name: (_COLORS[i % len(_COLORS)], _SHAPES[i % len(_SHAPES)]) for i, name in enumerate(names)}
+
+
+def _series(rows: pd.DataFrame) -> list[tuple[Any, str]]:
+    """Rows by noise and whatever constants vary, each with its label."""
+    varying = [name for name in _CONSTANTS if rows[name].nunique(dropna=True) > 1]
+    found = []
+    for key, group in rows.groupby(["noise", *varying], sort=False, dropna=False):
+        noise, *values = key
+        label = "any law (worst case)" if noise == "any" else str(noise)
+        parts = [f"{name} {value:g}" for name, value in zip(varying, values, strict=True) if value == value]
+        found.append((group.sort_values("length"), ", ".join([label, *parts])))
+    return found
+
+
+def _draw_panel(
+    axes: Any, rows: pd.DataFrame, claim_id: str, styles: dict[str, tuple[str, str]], handles: dict[str, Any]
+) -> None:
+    from theory_lab.claims import get_claim
+
+    claim = get_claim(claim_id)
+    positive = rows[rows.estimate > 0]
+    if positive.empty:
+        axes.text(0.5, 0.5, "every estimate is exactly 0:\nno score can exceed the threshold", ha="center",
+                  transform=axes.transAxes)  # fmt: skip
+        axes.set_axis_off()
+        return
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    zero = []
+    for group, label in _series(rows):
+        color, shape = styles.get(label, ("#000000", "o"))
+        bounds = group.drop_duplicates("length")
+        (handles["bound of the claim"],) = axes.plot(bounds.length, bounds.bound, color="black", lw=1.6, ls="--", zorder=5)
+        alive = group[group.estimate > 0]
+        if alive.empty:
+            zero.append(label)
+            continue
+        if alive.exact.notna().any():
+            axes.plot(alive.length, alive.exact, color=color, lw=1.0, zorder=2)
+        low, high = (alive.estimate - alive.ci_low).clip(lower=0), (alive.ci_high - alive.estimate).clip(lower=0)
+        handles[label] = axes.errorbar(
+            alive.length, alive.estimate, yerr=[low, high], fmt=shape, color=color, ms=4.5, mfc=color,
+            mec="white", mew=0.5, elinewidth=1.2, capsize=2, zorder=3,
+        )  # fmt: skip
+        bad = alive[alive.verdict == "VIOLATED"]
+        if len(bad):
+            ring = axes.scatter(bad.length, bad.estimate, s=75, facecolors="none", edgecolors="#B00020", lw=1.0, zorder=4)
+            handles["VIOLATED"] = ring
+    # Far below the bound nothing is to be learned; a fixed window keeps the bound readable.
+    bounds_min = float(rows.bound[rows.bound > 0].min())
+    floor = max(float(positive.estimate.min()), bounds_min * 1e-6)
+    axes.set_ylim(floor / 3, float(max(positive.ci_high.max(), rows.bound.max())) * 3)
+    statistic = "E[S], survivors a row" if claim.statistic == "survivors" else "E[C], survivors of both views a row"
+    axes.set_xlabel("visible keys n = i + 1")
+    axes.set_ylabel(statistic)
+    axes.set_title(f"{claim.source}:  {claim.bound_text}", fontsize=10, loc="left")
+    axes.grid(True, which="major", color="0.9", lw=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if zero:
+        axes.text(0.02, 0.02, "exactly 0 at every n here: " + ", ".join(zero), transform=axes.transAxes, fontsize=7,
+                  color="0.35")  # fmt: skip
+
+
+def _save(figure: Any, path: str, rows: pd.DataFrame) -> None:
+    from theory_lab import __version__
+
+    about = f"theory-lab {__version__}, seed {rows.seed.iloc[0]}, {len(rows)} rows; bars: simultaneous intervals"
+    key = {".png": "Description", ".pdf": "Subject", ".svg": "Description"}[Path(path).suffix.lower()]
+    target = Path(path).absolute()
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
+        os.close(handle)
+        try:
+            figure.savefig(name, dpi=160, metadata={key: about})
+            os.chmod(name, 0o644)
+            os.replace(name, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        raise StoreError(f"plot: {path}; cannot be written ({error.strerror or error})") from error

@@ -1,0 +1,244 @@
+"""Rows as tables for people, and as JSON and CSV for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from theory_lab.claims import Claim
+    from theory_lab.experiments import Settings
+    from theory_lab.noise import Family
+
+_MOST_ROWS = 60
+_LOG_WIDTH = 170
+_STYLES = {"HOLDS": "green", "VIOLATED": "bold red", "INCONCLUSIVE": "yellow"}
+_CONSTANTS = ("head_dim", "kappa", "beta", "sigma", "rho", "key_rho")
+_WORDS = {
+    "any": "any law (worst case)",
+    "head_dim": "d",
+}
+
+
+def to_json(rows: pd.DataFrame) -> str:
+    """One array of rows; what has no value is null."""
+    records = [{k: _plain(v) for k, v in row.items()} for row in rows.to_dict("records")]
+    return json.dumps(records, indent=1, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def to_csv(rows: pd.DataFrame) -> str:
+    """Comma-separated values with a header; numbers in full precision."""
+    return rows.to_csv(index=False)
+
+
+def number(value: float | None) -> str:
+    """Four significant digits."""
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.4g}"
+
+
+def length_text(n: int) -> str:
+    """A power of two as such from 4096 on, other lengths with separators."""
+    n = int(n)
+    return f"2^{n.bit_length() - 1}" if n >= 4096 and n & (n - 1) == 0 else f"{n:,}"
+
+
+def _console() -> Console:
+    # Without a terminal rich assumes 80 columns and would cut the table.
+    return Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
+
+
+def _table(*columns: tuple[str, str], title: str = "") -> Table:
+    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    for name, side in columns:
+        table.add_column(name, justify="right" if side == "r" else "left", no_wrap=side != "w")
+    return table
+
+
+def print_table(rows: pd.DataFrame, settings: Settings, full: bool = False) -> None:
+    """Print the rows, or one line a claim and noise family where there are more than 60."""
+    console = _console()
+    if rows.empty:
+        console.print("no rows")
+        return
+    constants = [name for name in _CONSTANTS if rows[name].nunique() > 1]
+    if full or len(rows) <= _MOST_ROWS:
+        _print_rows(console, rows, constants)
+    else:
+        _print_summary(console, rows, constants)
+    _print_notes(console, rows, settings)
+
+
+def _cells(row: Any, constants: list[str]) -> list[str]:
+    mark = "" if row.assumptions == "met" else " †"
+    noise = _WORDS.get(row.noise, row.noise) + mark
+    return [row.claim, noise, *(number(getattr(row, name)) for name in constants)]
+
+
+def _verdict(text: str, label: str = "") -> str:
+    return f"[{_STYLES[text]}]{label or text}[/]"
+
+
+def _head(constants: list[str]) -> list[tuple[str, str]]:
+    return [("claim", "l"), ("noise", "l"), *((_WORDS.get(name, name), "r") for name in constants)]
+
+
+def _numbers(row: Any) -> list[str]:
+    return [
+        number(row.estimate), f"{number(row.ci_low)} to {number(row.ci_high)}", number(row.exact), number(row.bound),
+        number(row.slack),
+    ]  # fmt: skip
+
+
+def _print_rows(console: Console, rows: pd.DataFrame, constants: list[str]) -> None:
+    table = _table(
+        *_head(constants), ("keys n", "r"), ("estimator", "l"), ("estimate", "r"), ("interval", "r"), ("exact", "r"),
+        ("bound", "r"), ("estimate/bound", "r"), ("verdict", "l"),
+    )  # fmt: skip
+    for row in rows.itertuples():
+        table.add_row(
+            *_cells(row, constants), length_text(row.length), row.estimator, *_numbers(row), _verdict(row.verdict)
+        )
+    console.print(table)
+
+
+def _print_summary(console: Console, rows: pd.DataFrame, constants: list[str]) -> None:
+    table = _table(
+        *_head(constants), ("keys n", "r"), ("tightest at", "r"), ("estimate", "r"), ("interval", "r"),
+        ("exact", "r"), ("bound", "r"), ("estimate/bound", "r"), ("verdict", "l"),
+    )  # fmt: skip
+    last_claim = None
+    for _, group in rows.groupby(["claim", "noise", *constants], sort=False, dropna=False):
+        row = next(group.loc[[group.slack.idxmax()]].itertuples())
+        if last_claim not in (None, row.claim):
+            table.add_section()
+        last_claim = row.claim
+        worst = next(v for v in ("VIOLATED", "INCONCLUSIVE", "HOLDS") if (group.verdict == v).any())
+        count = int((group.verdict == worst).sum())
+        label = worst if count == len(group) else f"{worst} at {count} of {len(group)}"
+        span = f"{length_text(group.length.min())} to {length_text(group.length.max())}"
+        table.add_row(
+            *_cells(row, constants), span, length_text(row.length), *_numbers(row), _verdict(worst, label)
+        )
+    console.print(table)
+    console.print(
+        f"One line for each claim and noise: the length at which the estimate comes closest to the bound, and the "
+        f"verdict over all lengths. --full prints all {len(rows)} rows.",
+        soft_wrap=True,
+    )
+
+
+def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> None:
+    from theory_lab.claims import get_claim
+
+    fixed = [f"{_WORDS.get(n, n)} = {number(rows[n].dropna().iloc[0])}" for n in _CONSTANTS
+             if rows[n].nunique() == 1 and (n != "key_rho" or rows[n].iloc[0] != 0)]  # fmt: skip
+    names = list(dict.fromkeys(rows.claim))
+    lines = [f"{name}: {get_claim(name).bound_text} ({get_claim(name).source})" for name in names]
+    counts = ", ".join(f"{(rows.verdict == v).sum()} {v}" for v in _STYLES if (rows.verdict == v).any())
+    relative = rows.relative_error.max()
+    error = f"largest relative standard error {relative:.2%}" if not math.isnan(relative) else "no random estimate"
+    scale = f" Bounds are scaled by {number(settings.bound_scale)}." if settings.bound_scale != 1 else ""
+    lines += [
+        f"Constants: {', '.join(fixed)}. Seed {settings.seed}; {error}.{scale}",
+        f"Verdicts: {counts}. VIOLATED: the interval lies above the bound; HOLDS: its upper end is at most "
+        f"{1 + settings.tolerance:g} x bound (tolerance {settings.tolerance:g}). The chance that any verdict here is "
+        f"wrong is at most {settings.alpha:g} (Holm).",
+    ]
+    outside = rows[rows.assumptions != "met"]
+    if len(outside):
+        reasons = "; ".join(dict.fromkeys("; ".join(outside.assumptions).split("; ")))
+        bad = int((outside.verdict == "VIOLATED").sum())
+        lines.append(
+            f"† outside the claim's assumptions ({reasons}): a control. {bad} of {len(outside)} such rows are "
+            "VIOLATED, which does not refute the claim."
+        )
+        inside = int(((rows.assumptions == "met") & (rows.verdict == "VIOLATED")).sum())
+        lines.append(f"Where the assumptions are met, {inside or 'no'} row{'' if inside == 1 else 's'} "
+                     f"{'is' if inside == 1 else 'are'} VIOLATED.")  # fmt: skip
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def print_claims(claims: list[Claim]) -> None:
+    """List claims."""
+    table = _table(("claim", "l"), ("kind", "l"), ("source", "l"), ("bound", "l"), ("exact value", "l"))
+    for claim in claims:
+        table.add_row(claim.id, claim.kind, claim.source, claim.bound_text, claim.exact_text)
+    _console().print(table)
+
+
+def print_claim(claim: Claim) -> None:
+    """Print a claim in full."""
+    console = _console()
+    lines = [
+        ("claim", claim.id),
+        ("source", claim.source),
+        ("kind", claim.kind),
+        ("statement", claim.statement),
+        ("bound", claim.bound_text),
+        ("statistic", {"survivors": "S_i, keys of row i whose score exceeds tau_i",
+                       "consensus": "C_i, keys of row i that exceed tau_i in both views"}[claim.statistic]),
+        ("threshold", "tau_i = beta sqrt(2 max(0, log(n / kappa)) / d), n = i + 1 visible keys"),
+        *(("assumes", text) for text in claim.assumptions),
+        ("exact value", claim.exact_text),
+        ("depends on", ", ".join(claim.parameters)),
+    ]  # fmt: skip
+    for name, text in lines:
+        console.print(f"{name:12} {text}", soft_wrap=True, markup=False)
+
+
+def print_families(families: list[Family]) -> None:
+    """List noise families."""
+    table = _table(("family", "l"), ("sub-Gaussian", "l"), ("what it is", "w"))
+    for family in families:
+        table.add_row(family.name, "yes" if family.sub_gaussian else "no (control)", family.summary)
+    table.add_row("file:PATH", "estimated", "scores from a .npy, .csv or .parquet file, rescaled to the proxy")
+    table.add_row("file:PATH,raw", "estimated", "the same scores as they are")
+    table.add_row("any", "all of them", "every law with the proxy: the worst case, between a witness and a certificate")
+    console = _console()
+    console.print(table)
+    console.print("Parameters go after a colon or in parentheses: student-t:5, 'beta(0.5)', truncated-normal:3.")
+
+
+def print_family(family: Family) -> None:
+    """Measure one family at sigma = 1, d = 64."""
+    from theory_lab.noise import Scale
+    from theory_lab.noise.empirical import Empirical
+
+    console = _console()
+    d = 64
+    law = family.scaled(Scale(1 / d, d, math.sqrt(2 * math.log(1000) / d)))
+    proxy = "none" if law.proxy is None else f"{number(law.proxy * d)} / d"
+    console.print(f"{family.name}: {family.summary}", markup=False, soft_wrap=True)
+    console.print(f"scaled to sigma = 1, d = {d}: variance {number(law.variance * d)} / d, optimal proxy {proxy}")
+    if isinstance(family, Empirical):
+        found = family.bootstrap()
+        console.print(
+            f"estimated proxy of the scores as they are: {number(found.value)} (95% bootstrap interval "
+            f"{number(found.ci_low)} to {number(found.ci_high)}, {found.resamples} resamples)",
+            soft_wrap=True,
+        )
+    table = _table(("keys n", "r"), ("threshold tau", "r"), ("P(X > tau)", "r"), ("E[survivors]", "r"))
+    for n in (2, 10, 100, 1000, 10**4, 10**6, 10**9):
+        tau = math.sqrt(2 * math.log(n) / d)
+        p = family.scaled(Scale(1 / d, d, tau)).tail(tau)
+        table.add_row(length_text(n), number(tau), number(p), number(n * p))
+    console.print(table)

@@ -1,0 +1,249 @@
+"""Where results lie: a folder with one Parquet file a finished cell.
+
+::
+
+    DIR/manifest.json          format, stream and toolkit versions
+    DIR/cells/<digest>.parquet one row a block: block, trials, total, total_sq; provenance in the schema's metadata
+    DIR/timings.csv            seconds a cell took, apart so that cell files hold nothing that varies between runs
+    DIR/rows.parquet           the run's rows with their verdicts, written last
+
+Files are written to a temporary name, flushed to disk and renamed, so that a crash leaves the old file or the new one.
+Each cell carries a checksum; one that does not match is recomputed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from theory_lab import __version__
+from theory_lab.errors import InputError, StoreError
+from theory_lab.estimation.base import BlockSum, Cell
+from theory_lab.streams import STREAM_VERSION
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT_VERSION = 1
+_KEY = b"theory_lab"
+
+
+@cache
+def provenance() -> dict[str, Any]:
+    """Versions and, in a source checkout, the commit: everything about the code, nothing about the host."""
+    versions = {name: metadata.version(name) for name in ("numpy", "scipy", "pandas")}
+    return {"theory_lab": __version__, "stream": STREAM_VERSION, "commit": _commit(), **versions}
+
+
+def _commit() -> str | None:
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+def require_pyarrow() -> None:
+    """Raise InputError if Parquet files cannot be handled."""
+    try:
+        import pyarrow  # noqa: F401  # only whether it is there
+    except ImportError:
+        raise InputError("out", "pyarrow is not installed", "pip install 'theory-lab[cli]' to keep results") from None
+
+
+class Store:
+    """A results folder.
+
+    Parameters
+    ----------
+    path : path
+        The folder; made if it does not exist.
+    resume : bool
+        Whether results already there may be used and extended.
+
+    Raises
+    ------
+    InputError
+        If the folder holds results and ``resume`` is False, or holds something else.
+    StoreError
+        If it cannot be written, or was written by another version.
+    """
+
+    def __init__(self, path: str | Path, resume: bool = False) -> None:
+        require_pyarrow()
+        self.path = Path(path)
+        self._cells = self.path / "cells"
+        self._timings: dict[str, float] | None = None
+        with self._writing():
+            known = self._check(resume)
+            self._cells.mkdir(parents=True, exist_ok=True)
+            if not known:
+                self._write(self.path / "manifest.json", lambda f: f.write(self._manifest().encode()))
+            self._probe()
+
+    @staticmethod
+    def _manifest() -> str:
+        return json.dumps({"format": FORMAT_VERSION, **provenance()}, indent=2, sort_keys=True) + "\n"
+
+    def _check(self, resume: bool) -> bool:
+        """Whether the folder is a store already; raise if it may not be used."""
+        manifest = self.path / "manifest.json"
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError("out", str(self.path), "a folder is allowed, and this is a file")
+        if not manifest.exists():
+            # cells/ alone is what a crash between two steps of this constructor leaves behind.
+            others = [p.name for p in self.path.iterdir() if p.name != "cells"] if self.path.exists() else []
+            if others:
+                raise InputError("out", str(self.path), "a new, empty or results folder is allowed")
+            return False
+        if not resume:
+            raise InputError("out", str(self.path), "it holds results: add --resume, or name another folder")
+        try:
+            found = json.loads(manifest.read_text())
+            written = {name: found[name] for name in ("format", "stream", "theory_lab")}
+        except (OSError, ValueError, KeyError, TypeError):
+            raise StoreError(f"out: {self.path}; its manifest.json is damaged; name another folder") from None
+        mine = {"format": FORMAT_VERSION, "stream": STREAM_VERSION, "theory_lab": __version__}
+        if written != mine:
+            raise StoreError(
+                f"out: {self.path}; written by version {written['theory_lab']} (format {written['format']}), this is "
+                f"{__version__} (format {FORMAT_VERSION}); name another folder or use that version"
+            )
+        return True
+
+    def _probe(self) -> None:
+        """Fail now, not after an hour's work, if cells cannot be written."""
+        with tempfile.NamedTemporaryFile(dir=self._cells, prefix=".probe-"):
+            pass
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StoreError(f"out: {self.path}; cannot be written ({reason}); finished cells are kept") from error
+
+    def _write(self, target: Path, fill: Callable[[Any], object]) -> None:
+        """Write a file so that it appears whole or not at all."""
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+
+    def _cell_path(self, cell: Cell) -> Path:
+        return self._cells / f"{cell.digest}.parquet"
+
+    def save(self, cell: Cell, blocks: Sequence[BlockSum], seconds: float) -> None:
+        """Write a cell; StoreError if the disk is full or the folder cannot be written."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        columns = _columns(blocks)
+        about = {"cell": cell.identity(), "seed": cell.seed, "checksum": _checksum(cell, columns), **provenance()}
+        table = pa.table(columns, schema=_schema()).replace_schema_metadata(
+            {_KEY: json.dumps(about, sort_keys=True).encode()}
+        )
+        with self._writing():
+            self._write(self._cell_path(cell), lambda file: pq.write_table(table, file, compression="zstd"))
+            with open(self.path / "timings.csv", "a", encoding="utf-8") as log:
+                log.write(f"{cell.digest},{seconds:.6f}\n")
+        if self._timings is not None:
+            self._timings[cell.digest] = seconds
+
+    def load(self, cell: Cell) -> tuple[list[BlockSum], str | None]:
+        """Read a cell.
+
+        Returns
+        -------
+        blocks : list of BlockSum
+            Empty if there is nothing usable.
+        damage : str or None
+            What is wrong with a file that is there but cannot be used.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = self._cell_path(cell)
+        if not path.exists():
+            return [], None
+        try:
+            table = pq.read_table(path)
+            about = json.loads(table.schema.metadata[_KEY])
+            columns = {name: table.column(name).to_pylist() for name in _schema().names}
+        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
+            return [], f"{path.name} is damaged"
+        if about.get("checksum") != _checksum(cell, columns):
+            return [], f"{path.name} does not match its checksum"
+        return [BlockSum(*row) for row in zip(*columns.values(), strict=True)], None
+
+    def seconds(self, cell: Cell) -> float:
+        """Seconds that a stored cell took; 0 if unknown."""
+        if self._timings is None:
+            self._timings = {}
+            with contextlib.suppress(OSError):
+                for line in (self.path / "timings.csv").read_text(encoding="utf-8", errors="replace").splitlines():
+                    digest, _, value = line.partition(",")
+                    with contextlib.suppress(ValueError):
+                        self._timings[digest] = float(value)
+        return self._timings.get(cell.digest, 0.0)
+
+    def cell_count(self) -> int:
+        """Number of cell files."""
+        return sum(1 for _ in self._cells.glob("*.parquet"))
+
+    def write_rows(self, rows: pd.DataFrame, settings: dict[str, Any]) -> None:
+        """Write the run's rows and what was asked for."""
+        with self._writing():
+            about = json.dumps({"settings": settings, **provenance()}, sort_keys=True)
+            self._write(self.path / "rows.parquet", lambda file: file.write(rows_to_parquet(rows, about)))
+
+
+def rows_to_parquet(rows: pd.DataFrame, about: str = "{}") -> bytes:
+    """Serialize rows to Parquet, with ``about`` (JSON) in the schema's metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(rows, preserve_index=False)
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), _KEY: about.encode()})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    kinds = {"block": pa.int64(), "trials": pa.int64(), "total": pa.float64(), "total_sq": pa.float64()}
+    return pa.schema(list(kinds.items()))
+
+
+def _columns(blocks: Sequence[BlockSum]) -> dict[str, list[Any]]:
+    return {name: [getattr(block, name) for block in blocks] for name in ("block", "trials", "total", "total_sq")}
+
+
+def _checksum(cell: Cell, columns: dict[str, list[Any]]) -> str:
+    # repr of a float is exact, so equal checksums mean equal bits.
+    return hashlib.blake2b(repr((cell.digest, columns)).encode(), digest_size=16).hexdigest()
