@@ -1,0 +1,235 @@
+"""Launches of the Triton kernels: which one, with what tile shapes. Imports triton: load this module lazily."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+
+from ..geometry import Geometry, Gradients, rows_of, tau_coefficients, visible_counts
+from ..primitives import INTERPRETED
+from ..screen import Operand, padded, prepare, quantize, screen, transpose
+from .backward import key_kernel, query_kernel
+from .forward import forward_kernel
+from .plan import SPLIT_ROWS, TILE, Plan
+
+Views = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Tiles(NamedTuple):
+    """Tile shape and launch options of one kernel."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+    def options(self) -> dict[str, int]:
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+def _tiles(kind: str, dim: int, views: int, dtype: torch.dtype) -> Tiles:
+    """Tile shapes by padded head dim; found on an H200, see kernels/README.md."""
+    wide = dim * (2 if dtype == torch.float32 else 1)
+    if kind == "listed":
+        return Tiles(TILE, TILE, 4 if wide <= 128 else 8, 2 if wide <= 128 else 1)
+    if INTERPRETED:
+        return Tiles(32, 32, 4, 1)
+    if kind == "split":
+        return Tiles(16, 64 if wide <= 128 else 32, 4, 2)
+    if kind == "forward":
+        if wide <= 64:
+            return Tiles(128, 64, 4, 3)
+        return Tiles(128, 64, 8, 2) if wide <= 128 else Tiles(64, 32, 8, 1)
+    if wide <= 64:
+        return Tiles(64, 64, 4, 2)
+    return Tiles(64, 64, 8, 1) if wide <= 128 else Tiles(32, 32, 8, 1)
+
+
+def row_coefficients(geometry: Geometry, rows: int, kappa: float, head_dim: int, device: torch.device) -> torch.Tensor:
+    """tau / beta of every stored row, float32 of shape (B or 1, rows)."""
+    table = tau_coefficients(geometry.max_k, kappa, head_dim, torch.float32, device)
+    if geometry.layout is None:
+        low = geometry.offset + 1
+        if geometry.causal and low >= 0 and low + rows <= table.shape[0]:
+            return table[None, low : low + rows]
+        return table[visible_counts(geometry._replace(sequences=1), device)]
+    if not geometry.packed:
+        return table[visible_counts(geometry, device)]
+    q0, _, _, k_len, offset = rows_of(geometry, device)
+    row = torch.arange(rows, device=device)
+    n = torch.searchsorted(q0, row, right=True) - 1
+    seen = k_len[n]
+    if geometry.causal:
+        seen = torch.minimum((row - q0[n] + offset[n] + 1).clamp_min(0), seen)
+    return table[seen][None]
+
+
+class _Call:
+    """Arguments that the kernels of one call share."""
+
+    def __init__(self, views: Views, v: torch.Tensor, beta, lam, geometry: Geometry, kappa: float, power: float):
+        q, k = views[0]
+        self.geometry, self.views = geometry, len(views)
+        self.b, self.h, self.t, self.d = q.shape
+        self.g, self.s = k.shape[1:3]
+        self.e = v.shape[-1]
+        self.v = v if v.stride(-1) == 1 else v.contiguous()
+        self.c = row_coefficients(geometry, self.t, kappa, self.d, q.device)
+        self.tau = beta.float()[None, :, None] * self.c[:, None, :]
+        self.lam = beta if lam is None else lam
+        self.ragged = geometry.layout is not None
+        self.layout = geometry.layout if geometry.layout is not None else self.tau
+        self.dims = (
+            geometry.sequences, self.h, self.g, self.t, self.s, geometry.max_q, geometry.max_k, geometry.offset,
+        )  # fmt: skip
+        self.tau_strides = (self.tau.stride(0) if self.tau.shape[0] > 1 else 0, self.tau.stride(1))
+        self.v_strides = self.v.stride()[:3]
+        self.flags = {
+            "D": self.d, "DP": padded(self.d), "E": self.e, "EP": padded(self.e), "VIEWS": self.views,
+            "POWER": power, "CAUSAL": geometry.causal, "RAGGED": self.ragged, "PACKED": geometry.packed,
+            # float16 tiles are widened, float32 products are three tf32 products.
+            "PREC": "tf32x3" if q.dtype == torch.float32 else "tf32", "WIDE": q.dtype == torch.float16,
+            "UPCAST": INTERPRETED,
+        }  # fmt: skip
+
+    @property
+    def empty(self) -> bool:
+        return min(self.geometry.sequences, self.t, self.s, self.geometry.max_q, self.geometry.max_k) == 0
+
+    def like(self, x: torch.Tensor, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """An output: only ragged layouts leave rows unwritten, so only they pay for zeros."""
+        make = torch.zeros if self.ragged else torch.empty
+        return make(x.shape if shape is None else shape, dtype=x.dtype, device=x.device)
+
+
+def _last_contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def forward(
+    views: Views,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    lam: torch.Tensor | None,
+    geometry: Geometry,
+    kappa: float,
+    power: float,
+    normalize: bool,
+    rms_eps: float | None,
+    plan: Plan,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return output, output scale and bitmap; see :mod:`.operator`."""
+    call = _Call(views, v, beta, lam, geometry, kappa, power)
+    q = views[0][0]
+    shape = (call.b, call.h, call.t, call.e)
+    words = torch.zeros(plan.bitmap, dtype=torch.int32, device=q.device)
+    if call.empty:
+        scale = torch.full(shape[:3], 1.0 if rms_eps is None else rms_eps**-0.5, device=q.device)
+        return torch.zeros(shape, dtype=v.dtype, device=q.device), scale, words
+    out = call.like(v, shape)
+    scale = torch.ones(shape[:3], dtype=torch.float32, device=q.device) if rms_eps is None else (
+        torch.full(shape[:3], rms_eps**-0.5, dtype=torch.float32, device=q.device) if call.ragged
+        else torch.empty(shape[:3], dtype=torch.float32, device=q.device)
+    )  # fmt: skip
+    if plan.screened:
+        operands = []
+        for index, (a, b) in enumerate(views):
+            (qo, _), (ko, amax) = prepare(a, normalize), prepare(b, normalize)
+            quantize(qo, ko, amax, call.tau)
+            screen(qo, ko, geometry, words[index], TILE)
+            operands.append((qo.unit, ko.unit))
+        _run_forward(call, operands, out, scale, words, "listed", False, rms_eps)
+        return out, scale, words
+    rows = [(_last_contiguous(a), _last_contiguous(b)) for a, b in views]
+    if geometry.max_q <= SPLIT_ROWS and geometry.max_k > 4 * TILE:
+        _split_forward(call, rows, out, scale, words, normalize, rms_eps)
+    else:
+        _run_forward(call, rows, out, scale, words, "forward", normalize, rms_eps)
+    return out, scale, words
+
+
+def _run_forward(call, operands, out, scale, words, kind, normalize, rms_eps, splits=1, span=0, plane=0) -> None:
+    (q1, k1), (q2, k2) = operands[0], operands[-1]
+    tiles = _tiles(kind, max(call.flags["DP"], call.flags["EP"]), call.views, q1.dtype)
+    listed = kind == "listed"
+    blocks = triton.cdiv(call.geometry.max_q, tiles.rows)
+    forward_kernel[(call.geometry.sequences * call.h * blocks * splits,)](
+        q1, k1, q2, k2, call.v, call.tau, call.lam, out, scale, words, call.layout, *call.dims,
+        words.shape[2], words.shape[3], words.stride(0) if listed else plane, blocks, splits, span,
+        *call.tau_strides, *call.v_strides, 0.0 if rms_eps is None else rms_eps,
+        **call.flags, BM=tiles.rows, BN=tiles.keys, LISTED=listed, SPLIT=kind == "split", NORMALIZE=normalize,
+        RMS=rms_eps is not None and kind != "split", **tiles.options(),
+    )  # fmt: skip
+
+
+def _split_forward(call, operands, out, scale, words, normalize, rms_eps) -> None:
+    """Few rows, many keys: programs share the keys of a row; the parts add up without any rescaling."""
+    tiles = _tiles("split", max(call.flags["DP"], call.flags["EP"]), call.views, out.dtype)
+    blocks = triton.cdiv(call.geometry.max_q, tiles.rows)
+    steps = triton.cdiv(call.geometry.max_k, tiles.keys)
+    span = max(4, triton.cdiv(steps * call.geometry.sequences * call.h * blocks, 528))
+    splits = triton.cdiv(steps, span)
+    make = torch.zeros if call.ragged else torch.empty
+    parts = make((splits, *out.shape), dtype=torch.float32, device=out.device)
+    _run_forward(call, operands, parts, scale, words, "split", normalize, None, splits, span, parts[0].numel() // call.e)
+    total = parts.sum(0)
+    if rms_eps is not None:
+        torch.rsqrt(total.square().mean(-1) + rms_eps, out=scale)
+        total = total * scale[..., None]
+    out.copy_(total)
+
+
+def backward(
+    grad: torch.Tensor,
+    views: Views,
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    lam: torch.Tensor | None,
+    words: torch.Tensor,
+    geometry: Geometry,
+    kappa: float,
+    power: float,
+    normalize: bool,
+) -> Gradients:
+    """Gradients for ``grad``, the gradient of the output before its scale."""
+    call = _Call(views, v, beta, lam, geometry, kappa, power)
+    listed = words.numel() > 0
+    if call.empty:
+        zeros = [(torch.zeros_like(q), torch.zeros_like(k)) for q, k in views]
+        return Gradients(zeros, torch.zeros_like(v), torch.zeros_like(beta), torch.zeros_like(beta))
+    grad = _last_contiguous(grad)
+    operands: list[tuple[Operand, Operand]] = [
+        (prepare(q, normalize)[0], prepare(k, normalize)[0]) for q, k in views
+    ]
+    (q1, k1), (q2, k2) = operands[0], operands[-1]
+    dq = [call.like(o[0].unit) for o in operands]
+    dk = [call.like(o[1].unit) for o in operands]
+    dv = call.like(v, (*v.shape,))
+    dtau = call.like(call.tau, (call.b, call.h, call.t))
+    dlam = call.like(dtau) if call.views == 2 else dtau
+    kind = "listed" if listed else "backward"
+    tiles = _tiles(kind, max(call.flags["DP"], call.flags["EP"]), call.views, v.dtype)
+    flags = {
+        **call.flags, "BM": tiles.rows, "BN": tiles.keys, "LISTED": listed, "NORMALIZE": normalize,
+        **tiles.options(),
+    }  # fmt: skip
+    sequences = call.geometry.sequences
+    blocks = triton.cdiv(geometry.max_q, tiles.rows)
+    query_kernel[(sequences * call.h * blocks,)](
+        q1.unit, k1.unit, q2.unit, k2.unit, call.v, grad, call.tau, call.lam, q1.inverse, q2.inverse,
+        dq[0], dq[-1], dtau, dlam, words, call.layout, *call.dims, words.shape[2], words.shape[3],
+        words.stride(0) if listed else 0, blocks, *call.tau_strides, *call.v_strides, **flags,
+    )  # fmt: skip
+    blocks = triton.cdiv(geometry.max_k, tiles.keys)
+    turned = transpose(words, blocks) if listed else words[0:0].view(0, 0, 0)
+    key_kernel[(sequences * call.g * blocks,)](
+        q1.unit, k1.unit, q2.unit, k2.unit, call.v, grad, call.tau, call.lam, k1.inverse, k2.inverse,
+        dk[0], dk[-1], dv, turned if listed else words, call.layout, *call.dims, turned.shape[1],
+        turned.shape[2], blocks, *call.tau_strides, *call.v_strides, **flags,
+    )  # fmt: skip
+    dbeta = (dtau * call.c[:, None, :]).sum((0, 2))
+    total = dlam.sum((0, 2)) if call.views == 2 else torch.zeros_like(beta)
+    pairs = list(zip(dq, dk, strict=True))
+    return Gradients(pairs, dv, dbeta.to(beta.dtype), total.to(beta.dtype))
