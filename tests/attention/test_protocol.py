@@ -75,7 +75,7 @@ def test_permutation_of_keys(name: str) -> None:
         permuted = {**extra, "scores2": extra["scores2"][..., order]} if m.views == 2 else extra
         a = m.weights(scores, causal=True, **extra)[..., order]
         b = m.weights(scores[..., order], causal=True, **permuted)
-        moved = max(moved, float((a - b).abs().max()))
+        moved = max(moved, float((a - b).detach().abs().max()))
     if m.uses_positions:
         assert moved > 1e-3
     else:
@@ -167,12 +167,11 @@ def test_minus_infinity_is_masked(name: str) -> None:
 @every
 def test_one_key(name: str) -> None:
     m = build(name)
-    data = inputs(m.views, queries=1, keys=1)
-    result = data.call(m)
+    data = inputs(m.views)
+    first = data.map(lambda f, t: t[:, :1] if f == "x" else t[:, :, :1])
+    result = first.call(m)
     assert torch.isfinite(result.output).all()
-    assert torch.isfinite(result.weights).all()
-    close(result.weights, inputs(m.views).map(lambda _, t: t[:, :1] if t.ndim == 3 else t[:, :, :1])
-          .call(m).weights[..., :1])
+    close(result.weights, data.call(m).weights[:, :, :1, :1])
 
 
 @every

@@ -23,8 +23,6 @@ from theory_lab.attention import doubledouble as dd
 from theory_lab.attention.base import Mechanism, Scope, check_number, check_tensor, safe_softmax, shape_of
 from theory_lab.errors import InputError
 
-# Candidates this far below the float64 threshold stay in the first active set of the exact solver.
-_MARGIN = 1e-9
 _MAX_PASSES = 64
 _MAX_STEPS = 200
 
@@ -92,9 +90,9 @@ class _Entmax(torch.autograd.Function):
         if single == 1.0:
             p = safe_softmax(wide, visible)
         elif single == 2.0:
-            p = _sparsemax(wide, visible)
+            p = _by_sorting(wide, visible, 1, scores.dtype == torch.float64)
         elif single == 1.5:
-            p = _entmax15(wide, visible)
+            p = _by_sorting(wide, visible, 2, scores.dtype == torch.float64)
         else:
             p = _general(wide, a, visible)
         ctx.save_for_backward(p, alpha)
@@ -141,83 +139,80 @@ def _psi(x: Tensor) -> Tensor:
     return torch.where(small, series, (-torch.expm1(-far) - far) / far.square())
 
 
-# ---- alpha = 2 and 1.5: sorting, then an exact active set ----------------------------------------
+# ---- alpha = 2 and 1.5: sorting, then exact arithmetic -------------------------------------------
 
 
-def _gaps(z: Tensor, visible: Tensor) -> dd.Pair:
-    """z minus its row's visible maximum, exactly; masked keys get -4, below any threshold."""
+def _by_sorting(z: Tensor, visible: Tensor, power: int, exact: bool) -> Tensor:
+    """sum_j (x_j - tau)_+^power = 1 with x = z / power, power 1 (alpha = 2) or 2 (alpha = 1.5)."""
     top = z.masked_fill(~visible, -math.inf).amax(-1, keepdim=True)
     top = top.masked_fill(torch.isinf(top), 0.0)
-    high, low = dd.two_sum(torch.where(visible, z, top), -top)
-    # Far below the threshold only the order matters, and there two_sum could overflow.
-    out = ~visible | (high < -4.0)
-    return high.masked_fill(out, -4.0), low.masked_fill(out, 0.0)
+    # Far below the threshold only the order matters, and there a difference could overflow.
+    near = visible & (z / 2.0 - top / 2.0 > -2.0)
+    x = (torch.where(near, z, top) - top).masked_fill(~near, -4.0) / power
+    ordered = x.sort(-1, descending=True).values
+    rank = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device)
+    mean = ordered.cumsum(-1) / rank
+    if power == 1:
+        taus = mean - 1.0 / rank
+    else:
+        variance = (ordered.square().cumsum(-1) / rank - mean.square()).clamp(min=0.0)
+        taus = mean - (1.0 / rank - variance).clamp(min=0.0).sqrt()
+    size = (taus < ordered).sum(-1, keepdim=True).clamp(min=1)
+    tau = taus.gather(-1, size - 1)
+    keep = near & (x > tau)
+    if not exact:
+        return torch.where(keep, x - tau, torch.zeros_like(x)).pow(power)
+    return _polished(torch.where(near, z, top), near, keep, power)
+
+
+def _polished(z: Tensor, near: Tensor, keep: Tensor, power: int) -> Tensor:
+    """Weights from a support that float64 got right up to rounding: settle the support, then solve exactly.
+
+    With the smallest supported key as origin, a_j = (z_j - z_k) / power >= 0 and w = x_k - tau > 0 solve
+    sum (w + a_j)^power = 1, and R = 1 - sum a_j^power > 0 is the one place where digits cancel: it is summed
+    without error. A key is in the support iff R at it is positive.
+    """
+    for _ in range(_MAX_PASSES):
+        low = z.masked_fill(~keep, math.inf).amin(-1, keepdim=True)
+        rest, gaps = _slack(z, keep, low, power)
+        out = keep & (z == low) & ~_above(rest) & (keep.sum(-1, keepdim=True) > 1)
+        after = z.masked_fill(~near | keep, -math.inf).amax(-1, keepdim=True)
+        joining = near & ~keep & (z == after)
+        more, _ = _slack(z, keep | joining, after, power)
+        joining = joining & _above(more) & ~out.any(-1, keepdim=True)
+        if not bool((out | joining).any()):
+            break
+        keep = (keep & ~out) | joining
+    k = keep.sum(-1, keepdim=True).clamp(min=1).to(z)
+    if power == 1:
+        w = dd.divide(rest, k)
+        high, low = dd.add(gaps, w)
+        return torch.where(keep, high + low, torch.zeros_like(z))
+    total = dd.tree_sum(gaps)
+    root = dd.square_root(dd.add(dd.multiply(total, total), dd.multiply((k, torch.zeros_like(k)), rest)))
+    w = dd.quotient(rest, dd.add(total, root))
+    grown = dd.add(gaps, w)
+    high, low = dd.multiply(grown, grown)
+    return torch.where(keep, high + low, torch.zeros_like(z))
+
+
+def _slack(z: Tensor, keep: Tensor, origin: Tensor, power: int) -> tuple[dd.Pair, dd.Pair]:
+    """R = 1 - sum over `keep` of ((z - origin) / power)^power without cancellation error, and the gaps as pairs."""
+    origin = origin.masked_fill(torch.isinf(origin), 0.0)
+    high, low = dd.two_sum(torch.where(keep, z, origin), -origin)
+    high, low = high / power, low / power
+    one = torch.ones_like(origin)
+    if power == 1:
+        terms = [one, -high, -low]
+    else:
+        square, error = dd.two_product(high, high)
+        cross, cross_error = dd.two_product(2.0 * high, low)
+        terms = [one, -square, -error, -cross, -cross_error, -low * low]
+    return dd.exact_sum(torch.cat(terms, -1)), (high, low)
 
 
 def _above(a: dd.Pair) -> Tensor:
     return (a[0] > 0) | ((a[0] == 0) & (a[1] > 0))
-
-
-def _kept(a: dd.Pair, keep: Tensor) -> dd.Pair:
-    return a[0].masked_fill(~keep, 0.0), a[1].masked_fill(~keep, 0.0)
-
-
-def _active_set(x: dd.Pair, start: Tensor, visible: Tensor, solve: Any) -> dd.Pair:
-    """x - tau on the support, 0 elsewhere: repeat {solve for tau, keep what exceeds it} to a fixed point.
-
-    A fixed point is the exact answer (up to double-double rounding): it satisfies the optimality conditions.
-    The start comes from sorting in float64 and is off by rounding only, so one or two passes do.
-    """
-    keep = start
-    margin = x
-    for _ in range(_MAX_PASSES):
-        margin = dd.add(x, dd.negate(solve(x, keep)))
-        above = _above(margin) & visible
-        if bool((above == keep).all()):
-            break
-        keep = above
-    return _kept(margin, keep)
-
-
-def _sparsemax_tau(x: dd.Pair, keep: Tensor) -> dd.Pair:
-    k = keep.sum(-1, keepdim=True).clamp(min=1).to(x[0])
-    total = dd.tree_sum(_kept(x, keep))
-    return dd.divide(dd.add(total, (-torch.ones_like(k), torch.zeros_like(k))), k)
-
-
-def _entmax15_tau(x: dd.Pair, keep: Tensor) -> dd.Pair:
-    k = keep.sum(-1, keepdim=True).clamp(min=1).to(x[0])
-    kept = _kept(x, keep)
-    mean = dd.divide(dd.tree_sum(kept), k)
-    spread = _kept(dd.add(kept, dd.negate(mean)), keep)
-    rest = dd.add((torch.ones_like(k), torch.zeros_like(k)), dd.negate(dd.tree_sum(dd.multiply(spread, spread))))
-    return dd.add(mean, dd.negate(dd.square_root(dd.divide(rest, k))))
-
-
-def _sparsemax(z: Tensor, visible: Tensor) -> Tensor:
-    x = _gaps(z, visible)
-    ordered = x[0].sort(-1, descending=True).values
-    rank = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device)
-    partial = ordered.cumsum(-1)
-    size = (1.0 + rank * ordered > partial).sum(-1, keepdim=True)
-    tau = (partial.gather(-1, size - 1) - 1.0) / size
-    high, low = _active_set(x, (x[0] > tau - _MARGIN) & visible, visible, _sparsemax_tau)
-    return high + low
-
-
-def _entmax15(z: Tensor, visible: Tensor) -> Tensor:
-    gaps = _gaps(z, visible)
-    x = (gaps[0] / 2.0, gaps[1] / 2.0)
-    ordered = x[0].sort(-1, descending=True).values
-    rank = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device)
-    mean = ordered.cumsum(-1) / rank
-    square = ordered.square().cumsum(-1) / rank
-    tau = mean - ((1.0 / rank - (square - mean.square())).clamp(min=0.0)).sqrt()
-    size = (tau <= ordered).sum(-1, keepdim=True).clamp(min=1)
-    start = (x[0] > tau.gather(-1, size - 1) - _MARGIN) & visible
-    root = _active_set(x, start, visible, _entmax15_tau)
-    high, low = dd.multiply(root, root)
-    return high + low
 
 
 # ---- any other alpha -----------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """Double-double arithmetic on float64 tensors: pairs (high, low) of about 106 significant bits.
 
 Only what the exact entmax needs. A number is the unevaluated sum high + low with |low| <= ulp(high) / 2.
+:func:`exact_sum` goes further, for sums that cancel.
 
 References
 ----------
 Dekker, "A floating-point technique for extending the available precision", Numer. Math. 18 (1971);
-Knuth, TAOCP 2, section 4.2.2 (the six-operation exact sum).
+Knuth, TAOCP 2, section 4.2.2 (the six-operation exact sum);
+Ogita, Rump and Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26 (2005) (sums of errors of sums).
 """
 
 from __future__ import annotations
@@ -67,6 +69,13 @@ def divide(a: Pair, k: Tensor) -> Pair:
     return _renormalize(q, rest / k)
 
 
+def quotient(a: Pair, b: Pair) -> Pair:
+    """a / b, one correction of the float64 quotient; b must not be zero."""
+    q = a[0] / b[0]
+    rest = add(a, negate(multiply((q, torch.zeros_like(q)), b)))
+    return _renormalize(q, (rest[0] + rest[1]) / b[0])
+
+
 def square_root(a: Pair) -> Pair:
     """sqrt(a), one Newton step from the float64 root; 0 for a <= 0."""
     positive = a[0] > 0
@@ -86,4 +95,28 @@ def tree_sum(a: Pair) -> Pair:
             high, low = torch.nn.functional.pad(high, (0, 1)), torch.nn.functional.pad(low, (0, 1))
         half = high.shape[-1] // 2
         high, low = add((high[..., :half], low[..., :half]), (high[..., half:], low[..., half:]))
+    return high, low
+
+
+def exact_sum(terms: Tensor, folds: int = 4) -> Pair:
+    """Sum of float64 terms over the last dimension, as if in `folds` times the precision, then as a pair.
+
+    The rounding errors of a sum by halves are float64 numbers themselves; they are summed the same way, and so on.
+    """
+    parts = []
+    for _ in range(folds):
+        errors = []
+        while terms.shape[-1] > 1:
+            if terms.shape[-1] % 2:
+                terms = torch.nn.functional.pad(terms, (0, 1))
+            half = terms.shape[-1] // 2
+            terms, error = two_sum(terms[..., :half], terms[..., half:])
+            errors.append(error)
+        parts.append(terms)
+        if not errors:
+            break
+        terms = torch.cat(errors, -1)
+    high, low = parts[-1], torch.zeros_like(parts[-1])
+    for part in reversed(parts[:-1]):
+        high, low = add((part, torch.zeros_like(part)), (high, low))
     return high, low
