@@ -12,8 +12,20 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @triton.jit
-def either(a, b):
+def _either(a, b):
     return a | b
+
+
+@triton.jit
+def any_bits(x, UPCAST: tl.constexpr):
+    """Bitwise OR over axis 1 of an int32 matrix."""
+    if UPCAST:
+        # The interpreter runs a custom reduction element by element; 32 maxima are far faster there.
+        out = tl.max(x & 1, 1)
+        for bit in tl.static_range(1, 32):
+            out |= tl.max((x >> bit) & 1, 1) << bit
+        return out
+    return tl.reduce(x, 1, _either)
 
 
 @triton.jit
@@ -88,7 +100,8 @@ def load_rows(
     Only the first row's offset needs 64 bits: it passes 2^31 with fused projections at 10^5 tokens.
     """
     step = tl.arange(0, COUNT)
-    at = base + tl.full([], 1, tl.int64) * start * stride_t + (step * stride_t)[:, None] + cols[None, :]
+    at = base + tl.full([], 1, tl.int64) * start * stride_t
+    at = at + ((step * stride_t)[:, None] + cols[None, :])
     if MASKED:
         inside = (start + step < stop)[:, None]
         if D == DP:
@@ -121,8 +134,25 @@ def unit_rows(x, DTYPE: tl.constexpr, UPCAST: tl.constexpr):
     return narrow(wide * inverse[:, None], DTYPE, UPCAST), inverse / safe
 
 
-def kernel_dtype(dtype) -> object:
-    """Triton's name of a torch floating dtype."""
-    import torch
+@triton.jit
+def live_words(at, first, NW):
+    """Which of the 32 words from ``first`` on are not zero, as bits; one load instead of 32 in a row."""
+    lane = tl.arange(0, 32)
+    word = tl.load(at + first + lane, mask=first + lane < NW, other=0)
+    return tl.sum((word != 0).to(tl.int32) << lane, 0)
 
-    return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]
+
+@triton.jit
+def live_words_of_two(at, other, first, NW):
+    """As :func:`live_words`, for the union of two rows of words."""
+    lane = tl.arange(0, 32)
+    inside = first + lane < NW
+    word = tl.load(at + first + lane, mask=inside, other=0)
+    word |= tl.load(other + first + lane, mask=inside, other=0)
+    return tl.sum((word != 0).to(tl.int32) << lane, 0)
+
+
+@triton.jit
+def is_dense(flags, SAMPLES: tl.constexpr, LIMIT: tl.constexpr):
+    """Did at least LIMIT of the sampled tiles hold a possible survivor?"""
+    return tl.sum(tl.load(flags + tl.arange(0, SAMPLES)), 0) >= LIMIT

@@ -11,53 +11,39 @@ be a false alarm, a cleared flag cannot be a miss. Imports triton: load this mod
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from .geometry import Geometry
-from .primitives import INTERPRETED, either, kernel_dtype, load_rows, sequence, unit_rows
+from .primitives import INTERPRETED, any_bits, is_dense, load_rows, sequence, unit_rows
 
-ROWS = 128
-
-
-class Operand:
-    """Rows ready for the kernels: unit (or raw) rows, contiguous; reciprocal norms; int8 rows if asked for."""
-
-    def __init__(self, x: torch.Tensor):
-        b, h, t, _ = x.shape
-        self.unit = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        self.inverse = torch.empty((b, h, t), dtype=torch.float32, device=x.device)
-        self.int8: torch.Tensor | None = None
-        self.threshold: torch.Tensor | None = None
-        self.stats: torch.Tensor | None = None
+# Tiles tried a head, and how many of them must be active for the dense path.
+SAMPLES = 32
+DENSE_FROM = 16
+# Found on an H200: three programs fit a multiprocessor, one's maxima run beside the others' products.
+SCREEN_OPTIONS = {"BM": 128, "BN": 128, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
 
 
-@triton.jit
-def _prepare_kernel(
-    X, UNIT, INV, AMAX, T, H, BLOCKS, sb, sh, st,
-    D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr, NORMALIZE: tl.constexpr, DTYPE: tl.constexpr,
-    UPCAST: tl.constexpr,
-):  # fmt: skip
-    block, bh = tl.program_id(0) % BLOCKS, (tl.program_id(0) // BLOCKS).to(tl.int64)
-    rows = block * BR + tl.arange(0, BR)
-    cols = tl.arange(0, DP)
-    x = load_rows(X + (bh // H) * sb + (bh % H) * sh, block * BR, T, cols, st, D, DP, BR, True)
-    if NORMALIZE:
-        x, inverse = unit_rows(x, DTYPE, UPCAST)
-    else:
-        inverse = tl.full([BR], 1.0, tl.float32)
-    inside = (rows < T)[:, None] & (cols < D)[None, :]
-    tl.store(UNIT + bh * T * D + rows[:, None].to(tl.int64) * D + cols[None, :], x, mask=inside)
-    tl.store(INV + bh * T + rows, inverse, mask=rows < T)
-    tl.store(AMAX + bh * BLOCKS + block, tl.max(tl.max(tl.abs(x.to(tl.float32)), 1), 0))
+class Operand(NamedTuple):
+    """Rows ready for the kernels.
+
+    ``unit``: normalized (or raw) rows, contiguous; ``inverse``: reciprocal norms; ``int8``: rounded rows
+    (screened calls only, else ``unit`` again); ``level``: for queries the integer thresholds.
+    """
+
+    unit: torch.Tensor
+    inverse: torch.Tensor
+    int8: torch.Tensor
+    level: torch.Tensor
 
 
 @triton.jit
 def _quantize(x, scale):
     """int8 rounding of x / scale, its norm and that of the residual, both a little too large."""
-    y = x / scale
-    rounded = tl.floor(y + 0.5)
+    rounded = tl.floor(x / scale + 0.5)
     rounded = tl.minimum(tl.maximum(rounded, -127.0), 127.0)
     back = rounded * scale
     miss = x - back
@@ -77,6 +63,72 @@ def _row_maximum(P, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _unit_tile(
+    X, UNIT, INV, start, T, row0, cols, stride, D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr,
+    NORMALIZE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Normalize BR rows, store them and their reciprocal norms, and return them."""
+    rows = start + tl.arange(0, BR)
+    x = load_rows(X, start, T, cols, stride, D, DP, BR, True)
+    inverse = tl.full([BR], 1.0, tl.float32)
+    if NORMALIZE:
+        x, inverse = unit_rows(x, UNIT.dtype.element_ty, UPCAST)
+    at = UNIT + row0 * D + (rows[:, None] * D + cols[None, :])
+    tl.store(at, x, mask=(rows < T)[:, None] & (cols < D)[None, :])
+    tl.store(INV + row0 + rows, inverse, mask=rows < T)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _operands_kernel(
+    Q, K, UNIT_Q, UNIT_K, INV_Q, INV_K, AMAX, STATS, GIVEN, BETA, TAU, INT8, LEVEL,
+    T, S, H, G, Q_BLOCKS, K_BLOCKS, K_PROGRAMS, qb, qh, qt, kb, kh, kt, tau_b, tau_h,
+    D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr, NORMALIZE: tl.constexpr,
+    SCREENED: tl.constexpr, SCALED: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Keys in the first programs, queries in the others, so that a dense call needs one launch."""
+    pid = tl.program_id(0)
+    cols = tl.arange(0, DP)
+    if pid < K_PROGRAMS:
+        block, bg = pid % K_BLOCKS, (pid // K_BLOCKS).to(tl.int64)
+        x = _unit_tile(K + (bg // G) * kb + (bg % G) * kh, UNIT_K, INV_K, block * BR, S, bg * S, cols, kt, D, DP,
+                       BR, NORMALIZE, UPCAST)  # fmt: skip
+        if SCREENED:
+            tl.store(AMAX + bg * K_BLOCKS + block, tl.max(tl.max(tl.abs(x), 1), 0))
+    else:
+        pid = pid - K_PROGRAMS
+        block, bh = pid % Q_BLOCKS, (pid // Q_BLOCKS).to(tl.int64)
+        b, h = bh // H, bh % H
+        rows = block * BR + tl.arange(0, BR)
+        x = _unit_tile(Q + b * qb + h * qh, UNIT_Q, INV_Q, block * BR, T, bh * T, cols, qt, D, DP, BR, NORMALIZE,
+                       UPCAST)  # fmt: skip
+        tau = tl.load(GIVEN + b * tau_b + h * tau_h + rows, mask=rows < T, other=0.0)
+        if SCALED:
+            # Stored, not recomputed by the consumers: a fused multiply-add would round it differently.
+            tau = tau * tl.load(BETA + h)
+        tl.store(TAU + bh * T + rows, tau, mask=rows < T)
+        if SCREENED:
+            key = b * G + h // (H // G)
+            largest = _row_maximum(AMAX + key * K_BLOCKS, K_BLOCKS, BLOCK)
+            key_scale = tl.where(largest > 0.0, largest / 127.0, 1.0)
+            key_size = _row_maximum(STATS + key * 2 * K_BLOCKS, K_BLOCKS, BLOCK)
+            key_residual = _row_maximum(STATS + key * 2 * K_BLOCKS + K_BLOCKS, K_BLOCKS, BLOCK)
+            own = tl.max(tl.abs(x), 1)
+            scale = tl.where(own > 0.0, own / 127.0, 1.0)
+            y, size, residual = _quantize(x, scale[:, None])
+            at = INT8 + bh * T * D + (rows[:, None] * D + cols[None, :])
+            tl.store(at, y, mask=(rows < T)[:, None] & (cols < D)[None, :])
+            # The exact kernels accumulate in float32 (or three tf32 products): their score can exceed the
+            # real one by at most a few (D + 8) units of rounding of |q| |k|.
+            slack = (D + 8) * 4.8e-7 * (size + residual) * key_size
+            margin = size * key_residual + residual * key_size + slack
+            level = (tau - margin) / (scale * key_scale)
+            # Rounded outwards: the float32 error of level is below |level| * 1e-6 + 1.
+            level = tl.minimum(tl.maximum(level - tl.abs(level) * 1e-6, -2.0e9), 2.0e9)
+            tl.store(LEVEL + bh * T + rows, tl.floor(level).to(tl.int32) - 2, mask=rows < T)
+
+
+@triton.jit
 def _quantize_keys_kernel(
     UNIT, AMAX, INT8, STATS, T, BLOCKS, D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -89,59 +141,24 @@ def _quantize_keys_kernel(
     scale = tl.where(largest > 0.0, largest / 127.0, 1.0)
     x = load_rows(UNIT + bh * T * D, block * BR, T, cols, D, D, DP, BR, True).to(tl.float32)
     y, size, residual = _quantize(x, scale)
-    inside = (rows < T)[:, None] & (cols < D)[None, :]
-    tl.store(INT8 + bh * T * D + rows[:, None].to(tl.int64) * D + cols[None, :], y, mask=inside)
+    at = INT8 + bh * T * D + (rows[:, None] * D + cols[None, :])
+    tl.store(at, y, mask=(rows < T)[:, None] & (cols < D)[None, :])
     tl.store(STATS + bh * 2 * BLOCKS + block, tl.max(size + residual, 0))
     tl.store(STATS + bh * 2 * BLOCKS + BLOCKS + block, tl.max(residual, 0))
 
 
 @triton.jit
-def _quantize_queries_kernel(
-    UNIT, AMAX, STATS, TAU, INT8, THR, T, H, G, BLOCKS, QUERY_BLOCKS, tau_b, tau_h,
-    D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """int8 queries, one scale a row, and the integer each product must exceed to be a possible survivor."""
-    block = tl.program_id(0) % QUERY_BLOCKS
-    bh = (tl.program_id(0) // QUERY_BLOCKS).to(tl.int64)
-    b, h = bh // H, bh % H
-    kh = b * G + h // (H // G)
-    rows = block * BR + tl.arange(0, BR)
-    cols = tl.arange(0, DP)
-    largest = _row_maximum(AMAX + kh * BLOCKS, BLOCKS, BLOCK)
-    key_scale = tl.where(largest > 0.0, largest / 127.0, 1.0)
-    key_size = _row_maximum(STATS + kh * 2 * BLOCKS, BLOCKS, BLOCK)
-    key_residual = _row_maximum(STATS + kh * 2 * BLOCKS + BLOCKS, BLOCKS, BLOCK)
-    x = load_rows(UNIT + bh * T * D, block * BR, T, cols, D, D, DP, BR, True).to(tl.float32)
-    own = tl.max(tl.abs(x), 1)
-    scale = tl.where(own > 0.0, own / 127.0, 1.0)
-    y, size, residual = _quantize(x, scale[:, None])
-    inside = (rows < T)[:, None] & (cols < D)[None, :]
-    tl.store(INT8 + bh * T * D + rows[:, None].to(tl.int64) * D + cols[None, :], y, mask=inside)
-    tau = tl.load(TAU + b * tau_b + h * tau_h + rows, mask=rows < T, other=float("inf"))
-    # The exact kernels accumulate in float32 (or three tf32 products): their score can exceed the real
-    # one by at most a few (D + 8) units of rounding of |q| |k|.
-    slack = (D + 8) * 4.8e-7 * (size + residual) * key_size
-    margin = size * key_residual + residual * key_size + slack
-    missing = tau == float("inf")
-    level = (tl.where(missing, 0.0, tau) - margin) / (scale * key_scale)
-    # floor(level) - 2 rounds the threshold itself outwards: |level| * 2^-22 < 1 wherever it matters.
-    level = tl.minimum(tl.maximum(level - tl.abs(level) * 1e-6, -2.0e9), 2.0e9)
-    thr = tl.where(missing, 2147483647, tl.floor(level).to(tl.int32) - 2)
-    tl.store(THR + bh * T + rows, thr, mask=rows < T)
-
-
-@triton.jit
 def _screen_tile(
-    q, at, j, hi, cols, bits, thr, pos, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
+    q, at, step, j, hi, cols, bits, thr, pos, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, G: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     NG: tl.constexpr = BN // G
     TPW: tl.constexpr = 32 // NG
     keys = j * BN + tl.arange(0, BN)
     if MASKED or D != DP:
-        k = tl.load(at, mask=(keys < hi)[None, :] & (cols < D)[:, None], other=0)
+        k = tl.load(at + step, mask=(keys < hi)[None, :] & (cols < D)[:, None], other=0)
     else:
-        k = tl.load(at)
+        k = tl.load(at + step)
     if UPCAST:
         acc = tl.dot(q.to(tl.float32), k.to(tl.float32)).to(tl.int32)
     else:
@@ -159,17 +176,59 @@ def _screen_tile(
 
 
 @triton.jit
-def _flush(at, word, inside, bits, BM: tl.constexpr, GM: tl.constexpr, NG: tl.constexpr):
+def _flush(at, word, inside, bits, BM: tl.constexpr, GM: tl.constexpr, NG: tl.constexpr, UPCAST: tl.constexpr):
     """OR the flags of GM rows each and write one word a row group."""
     flat = tl.reshape(bits, [BM // GM, GM * NG * 8])
-    tl.store(at + word, tl.reduce(flat, 1, either), mask=inside)
+    tl.store(at + word, any_bits(flat, UPCAST), mask=inside)
+
+
+@triton.jit
+def _sample_kernel(
+    Q8, K8, THR, FLAGS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, D: tl.constexpr, DP: tl.constexpr,
+    B: tl.constexpr, SAMPLES: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
+    PACKED: tl.constexpr, FIRST: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """One tile a program: does it hold a possible survivor? The share of such tiles picks the path."""
+    nh, index = tl.program_id(0) // SAMPLES, tl.program_id(0) % SAMPLES
+    n, h = nh // H, nh % H
+    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
+    b = n * 0 if PACKED else n
+    # Rows by the square root: below a diagonal, later row groups have proportionally more tiles.
+    part = (index + 0.5) / SAMPLES
+    groups = tl.cdiv(q_len, B)
+    group = tl.minimum((tl.sqrt(part) * groups).to(tl.int32), tl.maximum(groups - 1, 0))
+    first = group * B
+    hi = k_len
+    if CAUSAL:
+        hi = tl.minimum(k_len, tl.maximum(tl.minimum(first + B, q_len) + off, 0))
+    golden = index * 0.6180339887
+    key = ((golden - tl.floor(golden)) * tl.cdiv(hi, B)).to(tl.int32) * B
+    rows, keys, cols = first + tl.arange(0, B), key + tl.arange(0, B), tl.arange(0, DP)
+    q_base = ((b * H + h) * T + q0).to(tl.int64)
+    k_base = ((b * G + h // (H // G)) * S + k0).to(tl.int64) * D
+    q = load_rows(Q8 + q_base * D, first, q_len, cols, D, D, DP, B, True)
+    k = load_rows(K8 + k_base, key, hi, cols, D, D, DP, B, True)
+    thr = tl.load(THR + q_base + rows, mask=rows < q_len, other=2147483647)
+    if UPCAST:
+        acc = tl.dot(q.to(tl.float32), tl.trans(k).to(tl.float32)).to(tl.int32)
+    else:
+        acc = tl.dot(q, tl.trans(k), out_dtype=tl.int32)
+    hit = (acc > thr[:, None]) & (keys < hi)[None, :]
+    if CAUSAL:
+        hit = hit & (keys[None, :] <= (rows + off)[:, None])
+    flag = tl.max(tl.max(hit.to(tl.int32), 1), 0)
+    if FIRST:
+        tl.store(FLAGS + nh * SAMPLES + index, flag)
+    else:
+        tl.store(FLAGS + nh * SAMPLES + index, flag | tl.load(FLAGS + nh * SAMPLES + index))
 
 
 @triton.jit
 def _screen_kernel(
-    Q8, K8, THR, WORDS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, BLOCKS,
+    Q8, K8, THR, WORDS, FLAGS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, BLOCKS,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GRAIN: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, UPCAST: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, GATE: tl.constexpr,
+    SAMPLES: tl.constexpr, LIMIT: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     nh = tl.program_id(0) // BLOCKS
     n, h = nh // H, nh % H
@@ -194,26 +253,33 @@ def _screen_kernel(
     if CAUSAL:
         hi = tl.minimum(k_len, tl.maximum(tl.minimum(first + BM, q_len) + off, 0))
         full = tl.minimum(full, tl.maximum(first + off + 1, 0) // BN)
-    at = K8 + k_base + tl.arange(0, BN)[None, :].to(tl.int64) * D + cols[:, None]
+    at = K8 + k_base
+    step = tl.arange(0, BN)[None, :] * D + cols[:, None]
     groups = first // GRAIN + tl.arange(0, BM // GRAIN)
     word_at = WORDS + (nh.to(tl.int64) * NI + groups) * NW
     inside = groups < NI
+    stop = tl.cdiv(hi, BN)
+    if GATE:
+        if is_dense(FLAGS + nh * SAMPLES, SAMPLES, LIMIT):
+            # Flags of tiles past the last key do no harm: the exact kernels mask what lies there.
+            for word in range(0, tl.cdiv(stop, TPW)):
+                tl.store(word_at + word, tl.full([BM // GRAIN], -1, tl.int32), mask=inside)
+            return
     bits = tl.zeros([BM, NG, 8], tl.int32)
     for j in range(0, full):
-        bits = _screen_tile(q, at, j, hi, cols, bits, thr, pos, D, DP, BM, BN, GRAIN, CAUSAL, False, UPCAST)
+        bits = _screen_tile(q, at, step, j, hi, cols, bits, thr, pos, D, DP, BM, BN, GRAIN, CAUSAL, False, UPCAST)
         if j % TPW == TPW - 1:
-            _flush(word_at, j // TPW, inside, bits, BM, GRAIN, NG)
+            _flush(word_at, j // TPW, inside, bits, BM, GRAIN, NG, UPCAST)
             bits = tl.zeros([BM, NG, 8], tl.int32)
         at += BN * D
-    stop = tl.cdiv(hi, BN)
     for j in tl.range(full, stop, num_stages=1):
-        bits = _screen_tile(q, at, j, hi, cols, bits, thr, pos, D, DP, BM, BN, GRAIN, CAUSAL, True, UPCAST)
+        bits = _screen_tile(q, at, step, j, hi, cols, bits, thr, pos, D, DP, BM, BN, GRAIN, CAUSAL, True, UPCAST)
         if j % TPW == TPW - 1:
-            _flush(word_at, j // TPW, inside, bits, BM, GRAIN, NG)
+            _flush(word_at, j // TPW, inside, bits, BM, GRAIN, NG, UPCAST)
             bits = tl.zeros([BM, NG, 8], tl.int32)
         at += BN * D
     if stop % TPW != 0:
-        _flush(word_at, stop // TPW, inside, bits, BM, GRAIN, NG)
+        _flush(word_at, stop // TPW, inside, bits, BM, GRAIN, NG, UPCAST)
 
 
 @triton.jit
@@ -229,7 +295,7 @@ def _transpose_kernel(WORDS, OUT, NI, NW, NJ, NIW, VIEWS: tl.constexpr, plane):
         word |= tl.load(WORDS + plane + (nh * NI + i) * NW + jw, mask=i < NI, other=0)
     bit = ((word[:, None] >> lane[None, :]) & 1) << lane[:, None]
     j = jw * 32 + lane
-    tl.store(OUT + (nh * NJ + j) * NIW + iw, tl.reduce(bit, 0, either), mask=j < NJ)
+    tl.store(OUT + (nh * NJ + j) * NIW + iw, tl.sum(bit, 0), mask=j < NJ)
 
 
 def padded(dim: int) -> int:
@@ -237,58 +303,105 @@ def padded(dim: int) -> int:
     return max(16, triton.next_power_of_2(dim))
 
 
-def prepare(x: torch.Tensor, normalize: bool) -> tuple[Operand, torch.Tensor]:
-    """Normalize (B, H, T, D) rows; also the largest absolute entry of every block of rows."""
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    b, h, t, d = x.shape
-    out = Operand(x)
-    blocks = triton.cdiv(t, ROWS)
-    amax = torch.empty((b * h, blocks), dtype=torch.float32, device=x.device)
-    if amax.numel():
-        _prepare_kernel[(b * h * blocks,)](
-            x, out.unit, out.inverse, amax, t, h, blocks, x.stride(0), x.stride(1), x.stride(2),
-            D=d, DP=padded(d), BR=ROWS, NORMALIZE=normalize, DTYPE=kernel_dtype(x.dtype),
-            UPCAST=INTERPRETED, num_warps=4,
+def prepare(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    normalize: bool,
+    screened: bool,
+    given: torch.Tensor,
+    beta: torch.Tensor | None,
+    tau: torch.Tensor,
+) -> tuple[Operand, Operand]:
+    """Operands of one view, and the thresholds.
+
+    Parameters
+    ----------
+    q, k : torch.Tensor
+        (B, H, T, D) and (B, G, S, D), any strides.
+    given : torch.Tensor
+        float32, broadcastable to (B, H, T), row stride 1: thresholds, or what beta (H,) multiplies.
+    tau : torch.Tensor
+        Output, (B, H, T) float32: ``given``, times beta if there is one.
+    """
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    (b, h, t, d), (g, s) = q.shape, k.shape[1:3]
+    rows = max(16, min(64, 4096 // padded(d)))
+    q_blocks, k_blocks = triton.cdiv(t, rows), triton.cdiv(s, rows)
+    given = given.expand(b, h, t)
+
+    def make(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=q.device)
+
+    unit_q, unit_k = make(q.shape, q.dtype), make(k.shape, k.dtype)
+    inv_q, inv_k = make((b, h, t), torch.float32), make((b, g, s), torch.float32)
+    amax = stats = level = tau
+    int8_q, int8_k = unit_q, unit_k
+    if screened:
+        amax, stats = make((b * g, k_blocks), torch.float32), make((b * g, 2, k_blocks), torch.float32)
+        int8_q, int8_k = make(q.shape, torch.int8), make(k.shape, torch.int8)
+        level = make((b, h, t), torch.int32)
+    block = max(16, min(1024, triton.next_power_of_2(k_blocks)))
+    fixed = {"D": d, "DP": padded(d), "BR": rows, "BLOCK": block, "num_warps": 4}
+
+    def launch(key_programs: int, query_programs: int) -> None:
+        if key_programs + query_programs == 0:
+            return
+        _operands_kernel[(key_programs + query_programs,)](
+            q, k, unit_q, unit_k, inv_q, inv_k, amax, stats, given, given if beta is None else beta, tau, int8_q,
+            level, t, s, h, g, q_blocks, k_blocks, key_programs, *q.stride()[:3], *k.stride()[:3],
+            given.stride(0), given.stride(1), NORMALIZE=normalize, SCREENED=screened, SCALED=beta is not None,
+            UPCAST=INTERPRETED, **fixed,
         )  # fmt: skip
-    return out, amax
+
+    if screened:
+        launch(b * g * k_blocks, 0)
+        _quantize_keys_kernel[(b * g * k_blocks,)](unit_k, amax, int8_k, stats, s, k_blocks, **fixed)
+        launch(0, b * h * q_blocks)
+    else:
+        launch(b * g * k_blocks, b * h * q_blocks)
+    return Operand(unit_q, inv_q, int8_q, level), Operand(unit_k, inv_k, int8_k, level)
 
 
-def quantize(q: Operand, k: Operand, k_amax: torch.Tensor, tau: torch.Tensor) -> None:
-    """Add the int8 rows to both operands and the integer thresholds to q; tau is (B or 1, H or 1, T) float32."""
-    b, h, t, d = q.unit.shape
-    g, s = k.unit.shape[1:3]
-    blocks = triton.cdiv(s, ROWS)
-    k.int8 = torch.empty(k.unit.shape, dtype=torch.int8, device=k.unit.device)
-    k.stats = torch.empty((b * g, 2, blocks), dtype=torch.float32, device=k.unit.device)
-    q.int8 = torch.empty(q.unit.shape, dtype=torch.int8, device=q.unit.device)
-    q.threshold = torch.empty((b, h, t), dtype=torch.int32, device=q.unit.device)
-    block = min(1024, triton.next_power_of_2(blocks))
-    _quantize_keys_kernel[(b * g * blocks,)](
-        k.unit, k_amax, k.int8, k.stats, s, blocks, D=d, DP=padded(d), BR=ROWS, BLOCK=block, num_warps=4
-    )
-    tau = tau.expand(b, h, t)
-    _quantize_queries_kernel[(b * h * triton.cdiv(t, ROWS),)](
-        q.unit, k_amax, k.stats, tau, q.int8, q.threshold, t, h, g, blocks, triton.cdiv(t, ROWS), tau.stride(0), tau.stride(1),
-        D=d, DP=padded(d), BR=ROWS, BLOCK=block, num_warps=4,
+def _common(q: Operand, k: Operand, geometry: Geometry, other: torch.Tensor) -> tuple:
+    _, h, t, _ = q.unit.shape
+    return (
+        geometry.layout if geometry.layout is not None else other, geometry.sequences, h, k.unit.shape[1], t,
+        k.unit.shape[2], geometry.max_q, geometry.max_k, geometry.offset,
     )  # fmt: skip
 
 
-def screen(q: Operand, k: Operand, geometry: Geometry, words: torch.Tensor, grain: int) -> None:
-    """Fill ``words`` (N * H, row groups, words), zero on entry: bit j of a row group tells of its key tile j."""
-    assert q.int8 is not None and k.int8 is not None
-    _, h, t, d = q.unit.shape
-    g, s = k.unit.shape[1:3]
-    block = 128 if not INTERPRETED else grain
-    blocks = triton.cdiv(geometry.max_q, block)
+def _flags(q: Operand, geometry: Geometry) -> dict:
+    return {
+        "D": q.unit.shape[-1], "DP": max(32, padded(q.unit.shape[-1])), "CAUSAL": geometry.causal,
+        "RAGGED": geometry.layout is not None, "PACKED": geometry.packed, "SAMPLES": SAMPLES,
+        "UPCAST": INTERPRETED,
+    }  # fmt: skip
+
+
+def sample(q: Operand, k: Operand, geometry: Geometry, flags: torch.Tensor, first: bool) -> None:
+    """Try SAMPLES tiles of every head; ``flags`` (N * H, SAMPLES) int32 is set, or joined after the first view."""
+    _sample_kernel[(flags.numel(),)](
+        q.int8, k.int8, q.level, flags, *_common(q, k, geometry, flags), **_flags(q, geometry),
+        B=32 if INTERPRETED else 64, FIRST=first, num_warps=4,
+    )  # fmt: skip
+
+
+def screen(
+    q: Operand, k: Operand, geometry: Geometry, words: torch.Tensor, grain: int, flags: torch.Tensor | None = None
+) -> None:
+    """Fill ``words`` (N * H, row groups, words), zero on entry: bit j of a row group tells of its key tile j.
+
+    Heads that ``flags`` calls dense get all their bits set, unseen.
+    """
+    options = dict(SCREEN_OPTIONS)
+    if INTERPRETED:
+        options = {"BM": grain, "BN": grain}
+    blocks = triton.cdiv(geometry.max_q, options["BM"])
     # One grid axis throughout: the others end at 65,535.
-    _screen_kernel[(geometry.sequences * h * blocks,)](
-        q.int8, k.int8, q.threshold, words, geometry.layout if geometry.layout is not None else words,
-        geometry.sequences, h, g, t, s, geometry.max_q, geometry.max_k, geometry.offset,
-        words.shape[1], words.shape[2], blocks,
-        D=d, DP=max(32, padded(d)), BM=block, BN=block, GRAIN=grain, CAUSAL=geometry.causal,
-        RAGGED=geometry.layout is not None, PACKED=geometry.packed, UPCAST=INTERPRETED,
-        num_warps=4, num_stages=3,
+    _screen_kernel[(words.shape[0] * blocks,)](
+        q.int8, k.int8, q.level, words, words if flags is None else flags, *_common(q, k, geometry, words),
+        words.shape[1], words.shape[2], blocks, **_flags(q, geometry), GRAIN=grain, GATE=flags is not None,
+        LIMIT=DENSE_FROM, **options,
     )  # fmt: skip
 
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import math
-import os
-
 import torch
 
-from ..geometry import FLOAT_DTYPES, MAX_HEAD_DIM, Geometry, build_geometry
+from ..geometry import FLOAT_DTYPES, MAX_HEAD_DIM, build_geometry
+from ..validation import check_heads, check_number, choose
 from . import reference
 from .operator import threshold_forward
-
-IMPLEMENTATIONS = ("auto", "reference", "chunked", "triton")
-
 
 def threshold_attention(
     q: torch.Tensor,
@@ -191,35 +185,6 @@ def _attention(
     return out
 
 
-def check_number(name: str, value: float, low: float, inclusive: bool) -> float:
-    """Return value as a float; ValueError unless it is finite and above ``low``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    value = float(value)
-    if not math.isfinite(value) or value < low or (value == low and not inclusive):
-        raise ValueError(f"{name} must be finite and {'>=' if inclusive else '>'} {low:g}, got {value!r}")
-    return value
-
-
-def choose(implementation: str, q: torch.Tensor) -> str:
-    """Resolve "auto" and refuse what an implementation cannot do."""
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}")
-    installed = importlib.util.find_spec("triton") is not None
-    if implementation == "auto":
-        fits = q.device.type == "cuda" and q.dtype != torch.float64 and installed
-        return "triton" if fits else "chunked"
-    if implementation == "triton":
-        if not installed:
-            raise ValueError("implementation 'triton' needs the triton package, which is not installed")
-        if q.dtype == torch.float64:
-            raise ValueError("implementation 'triton' takes float32, float16 or bfloat16, got torch.float64")
-        interpreted = os.environ.get("TRITON_INTERPRET") == "1" and q.device.type == "cpu"
-        if q.device.type != "cuda" and not interpreted:
-            raise ValueError(f"implementation 'triton' needs CUDA tensors, got device {q.device}")
-    return implementation
-
-
 def _per_head(name: str, value: float | torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """(H,) in float32, or float64 for float64 inputs, on q's device; keeps the autograd graph."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -254,18 +219,3 @@ def _check_operands(names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -
         raise ValueError(f"v must have shape {tuple(k.shape[:3])} + (E,) like {names[1]}, got {tuple(v.shape)}")
     if not 1 <= v.shape[-1] <= MAX_HEAD_DIM:
         raise ValueError(f"v must have a head dim of 1 to {MAX_HEAD_DIM}, got {tuple(v.shape)}")
-
-
-def check_heads(q_name: str, q: torch.Tensor, k_name: str, k: torch.Tensor) -> None:
-    """ValueError unless q (B, H, T, D) and k (B, G, S, D) fit together."""
-    if k.shape[0] != q.shape[0]:
-        raise ValueError(f"{k_name} must have batch {q.shape[0]} like {q_name}, got {tuple(k.shape)}")
-    if k.shape[3] != q.shape[3]:
-        raise ValueError(f"{k_name} must have head dim {q.shape[3]} like {q_name}, got {tuple(k.shape)}")
-    if not 1 <= q.shape[3] <= MAX_HEAD_DIM:
-        raise ValueError(f"{q_name} must have a head dim of 1 to {MAX_HEAD_DIM}, got {tuple(q.shape)}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q_name} must have a multiple of {k.shape[1]} heads, got {tuple(q.shape)}")
-
-
-__all__ = ["Geometry", "differential_threshold_attention", "threshold_attention"]

@@ -13,7 +13,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import bit_count, dot, first_bit, load_rows, narrow, rectified_power, rectified_slope, sequence
+from ..primitives import (
+    bit_count,
+    dot,
+    first_bit,
+    live_words,
+    live_words_of_two,
+    load_rows,
+    narrow,
+    rectified_power,
+    rectified_slope,
+    sequence,
+)
 from .forward import excess
 
 
@@ -39,14 +50,14 @@ def _query_tile(
     BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr, CAUSAL: tl.constexpr,
     MASKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    x, k = excess(q1, K1, start, k_len, cols, tau, pos, D, DP, BN, CAUSAL, MASKED, False, PREC, UPCAST)
+    x, k = excess(q1, K1, start, k_len, cols, tau, pos, D, DP, BN, CAUSAL, MASKED, PREC, UPCAST)
     v = load_rows(V, start, k_len, vcols, stride_v, E, EP, BN, MASKED)
     dp = dot(do, tl.trans(v), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
     ds = dp * rectified_slope(x, POWER)
     dq1 = _narrow_dot(ds, k, dq1, PREC, WIDE, UPCAST)
     dtau -= tl.sum(ds, 1)
     if VIEWS == 2:
-        x, k = excess(q2, K2, start, k_len, cols, tau, pos, D, DP, BN, CAUSAL, MASKED, False, PREC, UPCAST)
+        x, k = excess(q2, K2, start, k_len, cols, tau, pos, D, DP, BN, CAUSAL, MASKED, PREC, UPCAST)
         dlam -= tl.sum(dp * rectified_power(x, POWER), 1)
         ds = -lam * dp * rectified_slope(x, POWER)
         dq2 = _narrow_dot(ds, k, dq2, PREC, WIDE, UPCAST)
@@ -98,17 +109,22 @@ def query_kernel(
         full = tl.minimum(full, tl.maximum(first + off + 1, 0) // BN)
     if LISTED:
         at = WORDS + (nh.to(tl.int64) * NI + block) * NW
-        for w in range(0, tl.cdiv(tl.cdiv(hi, BN), 32)):
-            word = tl.load(at + w)
-            if VIEWS == 2:
-                word |= tl.load(at + plane + w)
-            for _ in range(0, bit_count(word)):
-                key = (w * 32 + first_bit(word)) * BN
-                word = word & (word - 1)
-                dq1, dq2, dtau, dlam = _query_tile(
-                    dq1, dq2, dtau, dlam, q1, q2, do, K1 + k_at, K2 + k_at, v_at, key, k_len, cols, vcols, tau,
-                    pos, lam, vs, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, PREC, WIDE, UPCAST,
-                )  # fmt: skip
+        words = tl.cdiv(tl.cdiv(hi, BN), 32)
+        for chunk in range(0, words, 32):
+            live = live_words_of_two(at, at + plane, chunk, words) if VIEWS == 2 else live_words(at, chunk, words)
+            for _ in range(0, bit_count(live)):
+                w = chunk + first_bit(live)
+                live = live & (live - 1)
+                word = tl.load(at + w)
+                if VIEWS == 2:
+                    word |= tl.load(at + plane + w)
+                for _ in range(0, bit_count(word)):
+                    key = (w * 32 + first_bit(word)) * BN
+                    word = word & (word - 1)
+                    dq1, dq2, dtau, dlam = _query_tile(
+                        dq1, dq2, dtau, dlam, q1, q2, do, K1 + k_at, K2 + k_at, v_at, key, k_len, cols, vcols, tau,
+                        pos, lam, vs, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, PREC, WIDE, UPCAST,
+                    )  # fmt: skip
     else:
         for j in range(0, full):
             dq1, dq2, dtau, dlam = _query_tile(
@@ -201,12 +217,8 @@ def key_kernel(
     dv = tl.zeros([BN, EP], tl.float32)
     stop = tl.cdiv(q_len, BM)
     low = n * 0
-    full = n * 0
     if CAUSAL:
         low = tl.minimum(tl.maximum(first - off, 0) // BM, stop)
-        # From here on every row of a tile sees every key of this block.
-        full = tl.minimum(tl.cdiv(tl.maximum(first + BN - 1 - off, 0), BM), stop)
-    whole = tl.maximum(q_len // BM, full)
     # Keys past the end have zero rows, but their gradient rows are never stored, so they need no mask.
     for r in range(0, H // G):
         h = g * (H // G) + r
@@ -218,27 +230,22 @@ def key_kernel(
             lam = tl.load(LAM + h)
         if LISTED:
             at = WORDS + ((n * H + h).to(tl.int64) * NJ + block) * NIW
-            for w in range(low // 32, tl.cdiv(stop, 32)):
-                word = tl.load(at + w)
-                for _ in range(0, bit_count(word)):
-                    start = (w * 32 + first_bit(word)) * BM
-                    word = word & (word - 1)
-                    dk1, dk2, dv = _key_tile(
-                        dk1, dk2, dv, k1, k2, v, q1_at, q2_at, do_at, tau_at, start, q_len, off, k_len, keys,
-                        cols, vcols, lam, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, PREC, WIDE, UPCAST,
-                    )  # fmt: skip
+            for chunk in range(0, tl.cdiv(stop, 32), 32):
+                live = live_words(at, chunk, tl.cdiv(stop, 32))
+                for _ in range(0, bit_count(live)):
+                    w = chunk + first_bit(live)
+                    live = live & (live - 1)
+                    word = tl.load(at + w)
+                    for _ in range(0, bit_count(word)):
+                        start = (w * 32 + first_bit(word)) * BM
+                        word = word & (word - 1)
+                        dk1, dk2, dv = _key_tile(
+                            dk1, dk2, dv, k1, k2, v, q1_at, q2_at, do_at, tau_at, start, q_len, off, k_len, keys,
+                            cols, vcols, lam, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, PREC, WIDE,
+                            UPCAST,
+                        )  # fmt: skip
         else:
-            for i in tl.range(low, full, num_stages=1):
-                dk1, dk2, dv = _key_tile(
-                    dk1, dk2, dv, k1, k2, v, q1_at, q2_at, do_at, tau_at, i * BM, q_len, off, k_len, keys,
-                    cols, vcols, lam, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, PREC, WIDE, UPCAST,
-                )  # fmt: skip
-            for i in range(full, whole):
-                dk1, dk2, dv = _key_tile(
-                    dk1, dk2, dv, k1, k2, v, q1_at, q2_at, do_at, tau_at, i * BM, q_len, off, k_len, keys,
-                    cols, vcols, lam, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, False, PREC, WIDE, UPCAST,
-                )  # fmt: skip
-            for i in tl.range(whole, stop, num_stages=1):
+            for i in range(low, stop):
                 dk1, dk2, dv = _key_tile(
                     dk1, dk2, dv, k1, k2, v, q1_at, q2_at, do_at, tau_at, i * BM, q_len, off, k_len, keys,
                     cols, vcols, lam, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, PREC, WIDE, UPCAST,

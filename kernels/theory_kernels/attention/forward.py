@@ -14,23 +14,23 @@ from ..primitives import (
     bit_count,
     dot,
     first_bit,
+    is_dense,
+    live_words,
+    live_words_of_two,
     load_rows,
     narrow,
     rectified_power,
     sequence,
-    unit_rows,
 )
 
 
 @triton.jit
 def excess(
     q, K, start, k_len, cols, tau, pos, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, NORMALIZE: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """max(q k^T - tau, 0) of a tile and its keys; masked pairs give 0 whatever the sign of tau."""
     k = load_rows(K, start, k_len, cols, D, D, DP, BN, MASKED)
-    if NORMALIZE:
-        k, _ = unit_rows(k, K.dtype.element_ty, UPCAST)
     s = dot(q, tl.trans(k), tl.zeros([q.shape[0], BN], tl.float32), PREC, UPCAST)
     x = s - tau[:, None]
     if MASKED:
@@ -46,13 +46,13 @@ def excess(
 def _accumulate(
     acc, q1, q2, K1, K2, V, start, k_len, cols, vcols, tau, pos, lam, stride_v,
     D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, VIEWS: tl.constexpr,
-    POWER: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, NORMALIZE: tl.constexpr,
+    POWER: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
     PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    x, _ = excess(q1, K1, start, k_len, cols, tau, pos, D, DP, BN, CAUSAL, MASKED, NORMALIZE, PREC, UPCAST)
+    x, _ = excess(q1, K1, start, k_len, cols, tau, pos, D, DP, BN, CAUSAL, MASKED, PREC, UPCAST)
     w = rectified_power(x, POWER)
     if VIEWS == 2:
-        y, _ = excess(q2, K2, start, k_len, cols, tau, pos, D, DP, BN, CAUSAL, MASKED, NORMALIZE, PREC, UPCAST)
+        y, _ = excess(q2, K2, start, k_len, cols, tau, pos, D, DP, BN, CAUSAL, MASKED, PREC, UPCAST)
         w -= lam * rectified_power(y, POWER)
     v = load_rows(V, start, k_len, vcols, stride_v, E, EP, BN, MASKED)
     if WIDE:
@@ -63,13 +63,13 @@ def _accumulate(
 
 @triton.jit
 def forward_kernel(
-    Q1, K1, Q2, K2, V, TAU, LAM, OUT, SCALE, WORDS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET,
+    Q1, K1, Q2, K2, V, TAU, LAM, OUT, SCALE, WORDS, FLAGS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET,
     NI, NW, plane, BLOCKS, SPLITS, SPAN, tau_b, tau_h, vb, vh, vs, EPS,
     D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr, CAUSAL: tl.constexpr,
     RAGGED: tl.constexpr, PACKED: tl.constexpr, LISTED: tl.constexpr, SPLIT: tl.constexpr,
-    NORMALIZE: tl.constexpr, RMS: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr,
-    UPCAST: tl.constexpr,
+    GATE: tl.constexpr, SAMPLES: tl.constexpr, LIMIT: tl.constexpr, RMS: tl.constexpr,
+    PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     split = pid % SPLITS
@@ -80,6 +80,10 @@ def forward_kernel(
     first = block * BM
     if first >= q_len:
         return
+    if GATE:
+        # Both paths are launched and each head takes one: the choice never leaves the device.
+        if is_dense(FLAGS + nh * SAMPLES, SAMPLES, LIMIT) == LISTED:
+            return
     b = n * 0 if PACKED else n
     kh = b * G + h // (H // G)
     q_row = (b * H + h).to(tl.int64) * T + q0
@@ -88,14 +92,10 @@ def forward_kernel(
     pos = rows + off
     cols, vcols = tl.arange(0, DP), tl.arange(0, EP)
     q1 = load_rows(Q1 + q_row * D, first, q_len, cols, D, D, DP, BM, True)
-    if NORMALIZE:
-        q1, _ = unit_rows(q1, Q1.dtype.element_ty, UPCAST)
     q2 = q1
     lam = 0.0
     if VIEWS == 2:
         q2 = load_rows(Q2 + q_row * D, first, q_len, cols, D, D, DP, BM, True)
-        if NORMALIZE:
-            q2, _ = unit_rows(q2, Q2.dtype.element_ty, UPCAST)
         lam = tl.load(LAM + h)
     # Rows that do not exist get an infinite threshold.
     tau = tl.load(TAU + b * tau_b + h * tau_h + q0 + rows, mask=rows < q_len, other=float("inf"))
@@ -108,16 +108,21 @@ def forward_kernel(
         full = tl.minimum(full, tl.maximum(first + off + 1, 0) // BN)
     if LISTED:
         at = WORDS + (tl.cast(nh, tl.int64) * NI + block) * NW
-        for w in range(0, tl.cdiv(tl.cdiv(hi, BN), 32)):
-            word = tl.load(at + w)
-            if VIEWS == 2:
-                word |= tl.load(at + plane + w)
-            for _ in range(0, bit_count(word)):
-                key = (w * 32 + first_bit(word)) * BN
-                word = word & (word - 1)
-                acc = _accumulate(acc, q1, q2, K1 + k_at, K2 + k_at, v_at, key, k_len, cols, vcols, tau, pos,
-                                  lam, vs, D, DP, E, EP, BN, VIEWS, POWER, CAUSAL, True, NORMALIZE, PREC, WIDE,
-                                  UPCAST)  # fmt: skip
+        words = tl.cdiv(tl.cdiv(hi, BN), 32)
+        for chunk in range(0, words, 32):
+            live = live_words_of_two(at, at + plane, chunk, words) if VIEWS == 2 else live_words(at, chunk, words)
+            for _ in range(0, bit_count(live)):
+                w = chunk + first_bit(live)
+                live = live & (live - 1)
+                word = tl.load(at + w)
+                if VIEWS == 2:
+                    word |= tl.load(at + plane + w)
+                for _ in range(0, bit_count(word)):
+                    key = (w * 32 + first_bit(word)) * BN
+                    word = word & (word - 1)
+                    acc = _accumulate(acc, q1, q2, K1 + k_at, K2 + k_at, v_at, key, k_len, cols, vcols, tau, pos,
+                                      lam, vs, D, DP, E, EP, BN, VIEWS, POWER, CAUSAL, True, PREC,
+                                      WIDE, UPCAST)  # fmt: skip
     else:
         start = 0
         stop = tl.cdiv(hi, BN)
@@ -127,11 +132,11 @@ def forward_kernel(
         full = tl.minimum(tl.maximum(full, start), stop)
         for j in range(start, full):
             acc = _accumulate(acc, q1, q2, K1 + k_at, K2 + k_at, v_at, j * BN, k_len, cols, vcols, tau, pos, lam,
-                              vs, D, DP, E, EP, BN, VIEWS, POWER, CAUSAL, False, NORMALIZE, PREC, WIDE,
+                              vs, D, DP, E, EP, BN, VIEWS, POWER, CAUSAL, False, PREC, WIDE,
                               UPCAST)  # fmt: skip
         for j in tl.range(full, stop, num_stages=1):
             acc = _accumulate(acc, q1, q2, K1 + k_at, K2 + k_at, v_at, j * BN, k_len, cols, vcols, tau, pos, lam,
-                              vs, D, DP, E, EP, BN, VIEWS, POWER, CAUSAL, True, NORMALIZE, PREC, WIDE,
+                              vs, D, DP, E, EP, BN, VIEWS, POWER, CAUSAL, True, PREC, WIDE,
                               UPCAST)  # fmt: skip
     inside = (rows < q_len)[:, None] & (vcols < E)[None, :]
     if SPLIT:

@@ -9,7 +9,7 @@ import triton
 
 from ..geometry import Geometry, Gradients, rows_of, tau_coefficients, visible_counts
 from ..primitives import INTERPRETED
-from ..screen import Operand, padded, prepare, quantize, screen, transpose
+from ..screen import DENSE_FROM, SAMPLES, padded, prepare, sample, screen, transpose
 from .backward import key_kernel, query_kernel
 from .forward import forward_kernel
 from .plan import SPLIT_ROWS, TILE, Plan
@@ -40,10 +40,10 @@ def _tiles(kind: str, dim: int, views: int, dtype: torch.dtype) -> Tiles:
         return Tiles(16, 64 if wide <= 128 else 32, 4, 2)
     if kind == "forward":
         if wide <= 64:
-            return Tiles(128, 64, 4, 3)
+            return Tiles(128 if views == 1 else 64, 64, 4, 3)
         return Tiles(128, 64, 8, 2) if wide <= 128 else Tiles(64, 32, 8, 1)
     if wide <= 64:
-        return Tiles(64, 64, 4, 2)
+        return Tiles(64, 64, 4, 3)
     return Tiles(64, 64, 8, 1) if wide <= 128 else Tiles(32, 32, 8, 1)
 
 
@@ -77,14 +77,15 @@ class _Call:
         self.e = v.shape[-1]
         self.v = v if v.stride(-1) == 1 else v.contiguous()
         self.c = row_coefficients(geometry, self.t, kappa, self.d, q.device)
-        self.tau = beta.float()[None, :, None] * self.c[:, None, :]
+        self.beta = beta.float()
+        self.tau = torch.empty((self.b, self.h, self.t), dtype=torch.float32, device=q.device)
         self.lam = beta if lam is None else lam
         self.ragged = geometry.layout is not None
         self.layout = geometry.layout if geometry.layout is not None else self.tau
         self.dims = (
             geometry.sequences, self.h, self.g, self.t, self.s, geometry.max_q, geometry.max_k, geometry.offset,
         )  # fmt: skip
-        self.tau_strides = (self.tau.stride(0) if self.tau.shape[0] > 1 else 0, self.tau.stride(1))
+        self.tau_strides = self.tau.stride()[:2]
         self.v_strides = self.v.stride()[:3]
         self.flags = {
             "D": self.d, "DP": padded(self.d), "E": self.e, "EP": padded(self.e), "VIEWS": self.views,
@@ -93,6 +94,10 @@ class _Call:
             "PREC": "tf32x3" if q.dtype == torch.float32 else "tf32", "WIDE": q.dtype == torch.float16,
             "UPCAST": INTERPRETED,
         }  # fmt: skip
+
+    def prepare(self, view: tuple[torch.Tensor, torch.Tensor], normalize: bool, screened: bool):
+        """Operands of a view; fills ``tau``."""
+        return prepare(*view, normalize, screened, self.c[:, None, :], self.beta, self.tau)
 
     @property
     def empty(self) -> bool:
@@ -126,45 +131,44 @@ def forward(
     shape = (call.b, call.h, call.t, call.e)
     words = torch.zeros(plan.bitmap, dtype=torch.int32, device=q.device)
     if call.empty:
-        scale = torch.full(shape[:3], 1.0 if rms_eps is None else rms_eps**-0.5, device=q.device)
+        scale = torch.full(shape[:3] if rms_eps is not None else (0,), (rms_eps or 1.0) ** -0.5, device=q.device)
         return torch.zeros(shape, dtype=v.dtype, device=q.device), scale, words
     out = call.like(v, shape)
-    scale = torch.ones(shape[:3], dtype=torch.float32, device=q.device) if rms_eps is None else (
-        torch.full(shape[:3], rms_eps**-0.5, dtype=torch.float32, device=q.device) if call.ragged
-        else torch.empty(shape[:3], dtype=torch.float32, device=q.device)
-    )  # fmt: skip
+    scale = torch.empty(shape[:3] if rms_eps is not None else (0,), dtype=torch.float32, device=q.device)
+    if rms_eps is not None and call.ragged:
+        scale.fill_(rms_eps**-0.5)
+    operands = [call.prepare(view, normalize, plan.screened) for view in views]
+    rows = [(a.unit, b.unit) for a, b in operands]
     if plan.screened:
-        operands = []
-        for index, (a, b) in enumerate(views):
-            (qo, _), (ko, amax) = prepare(a, normalize), prepare(b, normalize)
-            quantize(qo, ko, amax, call.tau)
-            screen(qo, ko, geometry, words[index], TILE)
-            operands.append((qo.unit, ko.unit))
-        _run_forward(call, operands, out, scale, words, "listed", False, rms_eps)
-        return out, scale, words
-    rows = [(_last_contiguous(a), _last_contiguous(b)) for a, b in views]
-    if geometry.max_q <= SPLIT_ROWS and geometry.max_k > 4 * TILE:
-        _split_forward(call, rows, out, scale, words, normalize, rms_eps)
+        flags = torch.empty((words.shape[1], SAMPLES), dtype=torch.int32, device=q.device)
+        for index, (a, b) in enumerate(operands):
+            sample(a, b, geometry, flags, index == 0)
+        for index, (a, b) in enumerate(operands):
+            screen(a, b, geometry, words[index], TILE, flags)
+        _run_forward(call, rows, out, scale, words, "listed", rms_eps, flags)
+        _run_forward(call, rows, out, scale, words, "forward", rms_eps, flags)
+    elif geometry.max_q <= SPLIT_ROWS and geometry.max_k > 4 * TILE:
+        _split_forward(call, rows, out, scale, words, rms_eps)
     else:
-        _run_forward(call, rows, out, scale, words, "forward", normalize, rms_eps)
+        _run_forward(call, rows, out, scale, words, "forward", rms_eps)
     return out, scale, words
 
 
-def _run_forward(call, operands, out, scale, words, kind, normalize, rms_eps, splits=1, span=0, plane=0) -> None:
+def _run_forward(call, operands, out, scale, words, kind, rms_eps, flags=None, splits=1, span=0, plane=0) -> None:
     (q1, k1), (q2, k2) = operands[0], operands[-1]
     tiles = _tiles(kind, max(call.flags["DP"], call.flags["EP"]), call.views, q1.dtype)
     listed = kind == "listed"
     blocks = triton.cdiv(call.geometry.max_q, tiles.rows)
     forward_kernel[(call.geometry.sequences * call.h * blocks * splits,)](
-        q1, k1, q2, k2, call.v, call.tau, call.lam, out, scale, words, call.layout, *call.dims,
-        words.shape[2], words.shape[3], words.stride(0) if listed else plane, blocks, splits, span,
-        *call.tau_strides, *call.v_strides, 0.0 if rms_eps is None else rms_eps,
-        **call.flags, BM=tiles.rows, BN=tiles.keys, LISTED=listed, SPLIT=kind == "split", NORMALIZE=normalize,
-        RMS=rms_eps is not None and kind != "split", **tiles.options(),
+        q1, k1, q2, k2, call.v, call.tau, call.lam, out, scale, words, words if flags is None else flags,
+        call.layout, *call.dims, words.shape[2], words.shape[3], words.stride(0) if listed else plane, blocks,
+        splits, span, *call.tau_strides, *call.v_strides, 0.0 if rms_eps is None else rms_eps,
+        **call.flags, BM=tiles.rows, BN=tiles.keys, LISTED=listed, SPLIT=kind == "split", GATE=flags is not None,
+        SAMPLES=SAMPLES, LIMIT=DENSE_FROM, RMS=rms_eps is not None and kind != "split", **tiles.options(),
     )  # fmt: skip
 
 
-def _split_forward(call, operands, out, scale, words, normalize, rms_eps) -> None:
+def _split_forward(call, operands, out, scale, words, rms_eps) -> None:
     """Few rows, many keys: programs share the keys of a row; the parts add up without any rescaling."""
     tiles = _tiles("split", max(call.flags["DP"], call.flags["EP"]), call.views, out.dtype)
     blocks = triton.cdiv(call.geometry.max_q, tiles.rows)
@@ -173,7 +177,7 @@ def _split_forward(call, operands, out, scale, words, normalize, rms_eps) -> Non
     splits = triton.cdiv(steps, span)
     make = torch.zeros if call.ragged else torch.empty
     parts = make((splits, *out.shape), dtype=torch.float32, device=out.device)
-    _run_forward(call, operands, parts, scale, words, "split", normalize, None, splits, span, parts[0].numel() // call.e)
+    _run_forward(call, operands, parts, scale, words, "split", None, None, splits, span, parts[0].numel() // call.e)
     total = parts.sum(0)
     if rms_eps is not None:
         torch.rsqrt(total.square().mean(-1) + rms_eps, out=scale)
@@ -200,9 +204,7 @@ def backward(
         zeros = [(torch.zeros_like(q), torch.zeros_like(k)) for q, k in views]
         return Gradients(zeros, torch.zeros_like(v), torch.zeros_like(beta), torch.zeros_like(beta))
     grad = _last_contiguous(grad)
-    operands: list[tuple[Operand, Operand]] = [
-        (prepare(q, normalize)[0], prepare(k, normalize)[0]) for q, k in views
-    ]
+    operands = [call.prepare(view, normalize, False) for view in views]
     (q1, k1), (q2, k2) = operands[0], operands[-1]
     dq = [call.like(o[0].unit) for o in operands]
     dk = [call.like(o[1].unit) for o in operands]

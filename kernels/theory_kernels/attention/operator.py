@@ -46,7 +46,7 @@ def threshold_forward(
     implementation: str,
     screen_from: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output (B, H, T, E), output scale (B, H, T) and the tile bitmap (empty without a screen)."""
+    """Return output (B, H, T, E), output scale (B, H, T; empty without rms_eps) and the tile bitmap (empty without a screen)."""
     geometry = _geometry(layout, sequences, max_q, max_k, offset, packed, causal)
     views = _views(q1, k1, q2, k2)
     if implementation == "triton":
@@ -55,6 +55,8 @@ def threshold_forward(
         plan = make_plan("triton", len(views), sequences, q1.shape[1], max_q, max_k, screen_from)
         return launch.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps, plan)
     out, scale = chunked.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps)
+    if rms_eps is None:
+        scale = scale.new_empty(0)
     return out, scale, torch.empty((0, 0, 0, 0), dtype=torch.int32, device=q1.device)
 
 
@@ -69,7 +71,7 @@ def _(
     wide = torch.float64 if v.dtype == torch.float64 else torch.float32
     return (
         v.new_empty((*q1.shape[:3], v.shape[-1])),
-        v.new_empty(q1.shape[:3], dtype=wide),
+        v.new_empty(q1.shape[:3] if rms_eps is not None else (0,), dtype=wide),
         q1.new_empty(plan.bitmap, dtype=torch.int32),
     )
 

@@ -1,0 +1,148 @@
+"""Public counts: validation and dispatch."""
+
+from __future__ import annotations
+
+import torch
+
+from ..geometry import FLOAT_DTYPES, build_geometry
+from ..validation import check_heads, choose
+from . import chunked, reference
+
+
+def survivor_counts(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    tau: float | torch.Tensor,
+    *,
+    normalize: bool = False,
+    causal: bool = True,
+    query_offset: int | torch.Tensor = 0,
+    lengths: torch.Tensor | None = None,
+    query_lengths: torch.Tensor | None = None,
+    implementation: str = "auto",
+    screen_from: int | None = None,
+) -> torch.Tensor:
+    """Survivors of each row, ``S_i = #{j visible: <q_i, k_j> > tau_i}`` (arXiv 2601.12145, Theorem 4.3).
+
+    Parameters
+    ----------
+    q, k : torch.Tensor
+        (B, H, T, D) and (B, G, S, D), H a multiple of G; float32, float16, bfloat16, float64.
+    tau : float or torch.Tensor
+        Threshold in units of the score; broadcastable to (B, H, T). Used in float32 (float64 for float64
+        inputs), whatever the dtype of q.
+    normalize : bool
+        Divide queries and keys by their norms first.
+    causal, query_offset, lengths, query_lengths
+        As in :func:`theory_kernels.threshold_attention`.
+    implementation : str
+        "auto", "reference", "chunked" or "triton".
+    screen_from : int, optional
+        Number of keys from which the Triton implementation screens tiles.
+
+    Returns
+    -------
+    torch.Tensor
+        int32, (B, H, T).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For operands that do not fit together, or values out of range.
+    """
+    return _counts(
+        [(q, k)], [tau], ("q", "k"), ("tau",), normalize, causal, query_offset, lengths, query_lengths,
+        implementation, screen_from,
+    )  # fmt: skip
+
+
+def consensus_counts(
+    q1: torch.Tensor,
+    k1: torch.Tensor,
+    q2: torch.Tensor,
+    k2: torch.Tensor,
+    tau: float | torch.Tensor,
+    tau2: float | torch.Tensor | None = None,
+    *,
+    normalize: bool = False,
+    causal: bool = True,
+    query_offset: int | torch.Tensor = 0,
+    lengths: torch.Tensor | None = None,
+    query_lengths: torch.Tensor | None = None,
+    implementation: str = "auto",
+    screen_from: int | None = None,
+) -> torch.Tensor:
+    """Keys that survive in both views, ``C_i`` (arXiv 2601.12145, Theorem 4.6).
+
+    Parameters
+    ----------
+    q1, k1, q2, k2 : torch.Tensor
+        The two views, shaped alike.
+    tau, tau2 : float or torch.Tensor
+        Thresholds of the views, broadcastable to (B, H, T); ``tau2`` defaults to ``tau``.
+    normalize, causal, query_offset, lengths, query_lengths, implementation, screen_from
+        As in :func:`survivor_counts`.
+
+    Returns
+    -------
+    torch.Tensor
+        int32, (B, H, T).
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in :func:`survivor_counts`; also when the views differ in shape.
+    """
+    for name, a, b in (("q2", q1, q2), ("k2", k1, k2)):
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape != b.shape:
+            raise ValueError(f"{name} must be shaped like {name[0]}1 {tuple(a.shape)}, got {tuple(b.shape)}")
+    return _counts(
+        [(q1, k1), (q2, k2)], [tau, tau if tau2 is None else tau2], ("q1", "k1", "q2", "k2"), ("tau", "tau2"),
+        normalize, causal, query_offset, lengths, query_lengths, implementation, screen_from,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _counts(
+    views, taus, names, tau_names, normalize, causal, query_offset, lengths, query_lengths, implementation,
+    screen_from,
+) -> torch.Tensor:  # fmt: skip
+    operands = [x for view in views for x in view]
+    for name, x in zip(names, operands, strict=True):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+        if x.dtype not in FLOAT_DTYPES:
+            raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {x.dtype}")
+        if x.dim() != 4:
+            raise ValueError(f"{name} must have shape (batch, heads, length, head dim), got {tuple(x.shape)}")
+        if x.dtype != operands[0].dtype:
+            raise TypeError(f"{name} must be {operands[0].dtype} like {names[0]}, got {x.dtype}")
+        if x.device != operands[0].device:
+            raise ValueError(f"{name} must be on {operands[0].device} like {names[0]}, got {x.device}")
+    q, k = views[0]
+    check_heads(names[0], q, names[1], k)
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    levels = []
+    for name, tau in zip(tau_names, taus, strict=True):
+        if not isinstance(tau, (int, float, torch.Tensor)) or isinstance(tau, bool):
+            raise TypeError(f"{name} must be a number or a tensor, got {type(tau).__name__}")
+        level = torch.as_tensor(tau, device=q.device)
+        if level.is_complex() or level.dtype == torch.bool:
+            raise TypeError(f"{name} must be real, got dtype {level.dtype}")
+        try:
+            levels.append(level.to(dtype).expand(q.shape[:3]))
+        except RuntimeError:
+            raise ValueError(
+                f"{name} must broadcast to {tuple(q.shape[:3])}, got {tuple(level.shape)}"
+            ) from None
+    geometry = build_geometry(
+        q, k, causal=causal, query_offset=query_offset, lengths=lengths, query_lengths=query_lengths,
+        cu_seqlens=None, cu_seqlens_k=None, max_seqlen=None,
+    )  # fmt: skip
+    chosen = choose(implementation, q)
+    if chosen == "triton":
+        from . import triton_counts
+
+        return triton_counts.counts(views, levels, geometry, normalize, screen_from)
+    form = reference if chosen == "reference" else chunked
+    return form.counts(views, levels, geometry, normalize)
