@@ -21,8 +21,8 @@ from .geometry import Geometry
 from .primitives import INTERPRETED, any_bits, is_dense, load_rows, sequence, unit_rows
 
 # Tiles tried a head, and how many of them must be active for the dense path.
-SAMPLES = 32
-DENSE_FROM = 16
+SAMPLES = 4 if INTERPRETED else 32
+DENSE_FROM = SAMPLES // 2
 # Found on an H200: three programs fit a multiprocessor, one's maxima run beside the others' products.
 SCREEN_OPTIONS = {"BM": 128, "BN": 128, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
 
