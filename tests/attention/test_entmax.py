@@ -99,8 +99,15 @@ def adversarial_rows() -> list[Row]:
     for k in range(20):
         # Sums that meet the support condition with equality, or miss it by 1e-300.
         tiny = [0.0, 1e-300, -1e-300, 5e-324][k % 4]
-        rows.append([[0.0, tiny, -0.5], [0.0, -1.0 + tiny, -1.0], [tiny, 0.0, -0.5, -0.5], [0.0, -2.0, tiny, -2.0],
-                     [1.0, 1.0 + tiny, -1.0, 0.0]][k // 4])
+        rows.append(
+            [
+                [0.0, tiny, -0.5],
+                [0.0, -1.0 + tiny, -1.0],
+                [tiny, 0.0, -0.5, -0.5],
+                [0.0, -2.0, tiny, -2.0],
+                [1.0, 1.0 + tiny, -1.0, 0.0],
+            ][k // 4]
+        )
     for k in range(20):
         rows.append([1e300 if k % 2 else -1e300, *(g.standard_normal(3) * 1e300 / 10.0 ** (15 * k)).tolist()])
     return rows
@@ -162,8 +169,11 @@ def test_general_alpha_against_sixty_digits(alpha: float) -> None:
 def test_agrees_with_the_entmax_package(alpha: float) -> None:
     package = pytest.importorskip("entmax")
     z = 2.0 * torch.randn(50, 30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    exact = {1.0: lambda: torch.softmax(z, -1), 1.5: lambda: package.entmax15(z, dim=-1),
-             2.0: lambda: package.sparsemax(z, dim=-1)}
+    exact = {
+        1.0: lambda: torch.softmax(z, -1),
+        1.5: lambda: package.entmax15(z, dim=-1),
+        2.0: lambda: package.sparsemax(z, dim=-1),
+    }
     want = exact[alpha]() if alpha in exact else package.entmax_bisect(z, alpha=alpha, dim=-1, n_iter=80)
     torch.testing.assert_close(entmax(z, alpha), want, rtol=1e-9, atol=1e-12)
 
@@ -263,12 +273,20 @@ def test_learnable_alpha_below_one_acts_as_one() -> None:
     torch.testing.assert_close(m.weights(z), torch.softmax(z, -1))
 
 
-@pytest.mark.parametrize(("scores", "alpha", "field"), [
-    (torch.zeros(3), 0.5, "alpha"), (torch.zeros(3), math.inf, "alpha"), (torch.zeros(3), math.nan, "alpha"),
-    (torch.zeros(2, 3), torch.ones(3, 1) + 1, "alpha"), (torch.zeros(2, 0), 1.5, "scores"),
-    (torch.tensor([math.nan, 0.0]), 1.5, "scores"), (torch.tensor([math.inf, 0.0]), 1.5, "scores"),
-    (torch.zeros(3, dtype=torch.long), 1.5, "scores"), ([0.0, 1.0], 1.5, "scores"),
-])
+@pytest.mark.parametrize(
+    ("scores", "alpha", "field"),
+    [
+        (torch.zeros(3), 0.5, "alpha"),
+        (torch.zeros(3), math.inf, "alpha"),
+        (torch.zeros(3), math.nan, "alpha"),
+        (torch.zeros(2, 3), torch.ones(3, 1) + 1, "alpha"),
+        (torch.zeros(2, 0), 1.5, "scores"),
+        (torch.tensor([math.nan, 0.0]), 1.5, "scores"),
+        (torch.tensor([math.inf, 0.0]), 1.5, "scores"),
+        (torch.zeros(3, dtype=torch.long), 1.5, "scores"),
+        ([0.0, 1.0], 1.5, "scores"),
+    ],
+)
 def test_bad_input(scores: torch.Tensor, alpha: float, field: str) -> None:
     with pytest.raises(InputError) as caught:
         entmax(scores, alpha)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from theory_lab.attention.registry import get, list_mechanisms, register, resolve, unregister
 
 if TYPE_CHECKING:
-    from theory_lab.attention.base import AttentionResult, Mechanism, Scope
     from theory_lab.attention.alpha_entmax import entmax, entmax_threshold
+    from theory_lab.attention.base import AttentionResult, Mechanism, Scope
     from theory_lab.attention.features import feature_table, measure_features
     from theory_lab.attention.streaming import RowStatistics, row_statistics
 

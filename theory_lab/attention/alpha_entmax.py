@@ -338,8 +338,7 @@ class Entmax(Mechanism):
         return _Entmax.apply(scores[0], alpha, scope.visible)
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         return cls(alpha=torch.linspace(1.2, 1.8, heads).tolist(), learnable=True)
 
 

@@ -40,8 +40,7 @@ class ASEntmaxTheta(Entmax):
         return super().row_weights((scores[0] / self.value("theta", scores[0]),), scope)
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         return cls(theta=torch.linspace(0.6, 1.4, heads).tolist())
 
 
@@ -61,8 +60,16 @@ class ASEntmax(Entmax):
         1 as in the authors' code, or 0 for log n as printed; then a row that sees one key uses delta alone.
     """
 
-    def __init__(self, heads: int, hidden_dim: int, *, alpha: Any = 1.5, delta: float = 1.0, offset: int = 1,
-                 dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self,
+        heads: int,
+        hidden_dim: int,
+        *,
+        alpha: Any = 1.5,
+        delta: float = 1.0,
+        offset: int = 1,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
         super().__init__(alpha, learnable=False)
         check_number("heads", heads, 1)
         check_number("hidden_dim", hidden_dim, 1)
@@ -85,8 +92,7 @@ class ASEntmax(Entmax):
         return super().row_weights((scores[0] * self.logit_scale(scope, scores[0]),), scope)
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         made = cls(heads, hidden_dim)
         nn.init.normal_(made.w_beta, generator=generator)
         nn.init.normal_(made.w_gamma, generator=generator)

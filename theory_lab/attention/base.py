@@ -80,8 +80,9 @@ def shape_of(tensor: Tensor) -> str:
     return f"shape {tuple(tensor.shape)}"
 
 
-def check_number(field: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False,
-                 open_high: bool = True) -> float:
+def check_number(
+    field: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = True
+) -> float:
     """`value` as a float, or an InputError that names the interval."""
     interval = f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
     try:
@@ -145,8 +146,7 @@ class Mechanism(nn.Module):
         return weights @ v
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         """An instance with generic parameters, none of them at a point where its effect vanishes.
 
         Tests and the feature measurement use it; `generator` draws whatever has to be random.
@@ -162,9 +162,19 @@ class Mechanism(nn.Module):
             return q @ k.transpose(-1, -2)
         return (q @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
 
-    def weights(self, scores: Tensor, scores2: Tensor | None = None, *, causal: bool = False,
-                key_mask: Tensor | None = None, mask: Tensor | None = None, n: Tensor | int | None = None,
-                head_dim: int | None = None, x: Tensor | None = None, q: Tensor | None = None) -> Tensor:
+    def weights(
+        self,
+        scores: Tensor,
+        scores2: Tensor | None = None,
+        *,
+        causal: bool = False,
+        key_mask: Tensor | None = None,
+        mask: Tensor | None = None,
+        n: Tensor | int | None = None,
+        head_dim: int | None = None,
+        x: Tensor | None = None,
+        q: Tensor | None = None,
+    ) -> Tensor:
         """Weights of given scores.
 
         Parameters
@@ -202,9 +212,20 @@ class Mechanism(nn.Module):
         weights = self.row_weights(views, scope)
         return weights[0] if flat else weights
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, q2: Tensor | None = None, k2: Tensor | None = None,
-                causal: bool = True, key_mask: Tensor | None = None, mask: Tensor | None = None,
-                n: Tensor | int | None = None, x: Tensor | None = None) -> AttentionResult:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        q2: Tensor | None = None,
+        k2: Tensor | None = None,
+        causal: bool = True,
+        key_mask: Tensor | None = None,
+        mask: Tensor | None = None,
+        n: Tensor | int | None = None,
+        x: Tensor | None = None,
+    ) -> AttentionResult:
         """Weights and outputs of queries, keys and values.
 
         Parameters
@@ -246,8 +267,18 @@ class Mechanism(nn.Module):
 
     # ---- parameters ------------------------------------------------------------------------------
 
-    def declare(self, field: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False,
-                learnable: bool = True, transform: str = "direct", heads_dim: bool = True) -> None:
+    def declare(
+        self,
+        field: str,
+        value: Any,
+        low: float,
+        high: float = math.inf,
+        *,
+        open_low: bool = False,
+        learnable: bool = True,
+        transform: str = "direct",
+        heads_dim: bool = True,
+    ) -> None:
         """Store a scalar or per-head parameter that :meth:`value` reads back.
 
         A tensor is kept as it is, graph included, and every call differentiates through it. A number or a
@@ -331,20 +362,29 @@ class Mechanism(nn.Module):
             raise InputError("k", shape_of(k), f"a number of heads that divides the {q.shape[1]} of q")
         if v.shape[:3] != k.shape[:3]:
             raise InputError("v", shape_of(v), f"(B, K, S, V) with the B, K and S of k, {shape_of(k)}")
-        for field, tensor, other in (("q2", q2, q), ("k2", k2, k)):
-            if (tensor is None) != (self.views == 1):
-                got = "None" if tensor is None else shape_of(tensor)
-                raise InputError(field, got, f"{'nothing' if self.views == 1 else 'a tensor'}: the mechanism "
-                                 f"has {self.views} view{'s'[: self.views - 1]}")
-            if tensor is not None:
-                check_tensor(field, tensor, 4, exact=True)
-                same_kind(field, tensor, q)
-                if tensor.shape != other.shape:
-                    raise InputError(field, shape_of(tensor), f"the {shape_of(other)} of the first view")
+        for field, second, first in (("q2", q2, q), ("k2", k2, k)):
+            if second is None:
+                if self.views == 2:
+                    raise InputError(field, "None", f"a tensor of {shape_of(first)}: the mechanism has two views")
+                continue
+            if self.views == 1:
+                raise InputError(field, shape_of(second), "None: the mechanism has one view")
+            check_tensor(field, second, 4, exact=True)
+            same_kind(field, second, q)
+            if second.shape != first.shape:
+                raise InputError(field, shape_of(second), f"the {shape_of(first)} of the first view")
 
-    def _scope(self, views: tuple[Tensor, ...], causal: bool, key_mask: Tensor | None, mask: Tensor | None,
-               n: Tensor | int | None, head_dim: int | None, x: Tensor | None,
-               q: Tensor | None) -> tuple[Scope, tuple[Tensor, ...]]:
+    def _scope(
+        self,
+        views: tuple[Tensor, ...],
+        causal: bool,
+        key_mask: Tensor | None,
+        mask: Tensor | None,
+        n: Tensor | int | None,
+        head_dim: int | None,
+        x: Tensor | None,
+        q: Tensor | None,
+    ) -> tuple[Scope, tuple[Tensor, ...]]:
         scores = views[0]
         t, s = scores.shape[-2:]
         if s == 0:

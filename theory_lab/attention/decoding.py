@@ -46,8 +46,7 @@ class StreamingLLM(Mechanism):
         return safe_softmax(scores[0], self.selected(scope))
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         return cls(sinks=1, window=3)
 
 
@@ -101,6 +100,5 @@ class H2O(Mechanism):
         return safe_softmax(scores[0], self.selected(scores[0].detach(), scope))
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         return cls(heavy=2, recent=2)

@@ -46,7 +46,7 @@ class _Difference(Mechanism):
 
     views = 2
 
-    def __init__(self, lam: Any, eps: float, learnable: bool, scale: float) -> None:
+    def __init__(self, lam: Any = 0.5, *, eps: float = 1e-8, learnable: bool = True, scale: float = 1.0) -> None:
         super().__init__()
         self.declare("lam", lam, 0.0, 1.0, learnable=learnable, transform="logit")
         self.eps = check_number("eps", eps, 0.0)
@@ -56,8 +56,7 @@ class _Difference(Mechanism):
         return rms_norm(weights @ v, self.eps) * self.scale
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         return cls(lam=torch.linspace(0.3, 0.7, heads).tolist())
 
 
@@ -77,7 +76,7 @@ class DiffSoftmax(_Difference):
 
     def __init__(self, lam: Any = 0.8, *, start: float = 0.8, eps: float = 1e-5, learnable: bool = True) -> None:
         start = check_number("start", start, 0.0, 1.0)
-        super().__init__(lam, eps, learnable, 1.0 - start)
+        super().__init__(lam, eps=eps, learnable=learnable, scale=1.0 - start)
 
     def row_weights(self, scores: tuple[Tensor, ...], scope: Scope) -> Tensor:
         first, second = (safe_softmax(z, scope.visible) for z in scores)
@@ -98,7 +97,7 @@ class DiffReLA(_Difference):
     """
 
     def __init__(self, lam: Any = 0.5, *, p: float = 1.0, eps: float = 1e-8, learnable: bool = True) -> None:
-        super().__init__(lam, eps, learnable, 1.0)
+        super().__init__(lam, eps=eps, learnable=learnable)
         self.p = check_number("p", p, 1.0)
 
     def row_weights(self, scores: tuple[Tensor, ...], scope: Scope) -> Tensor:
@@ -122,8 +121,15 @@ class DEX(Mechanism):
         Heads the adaptation applies to (the paper picks those of high entropy); all if not given.
     """
 
-    def __init__(self, value_dim: int, lam: Any = 0.5, *, adapted: list[bool] | None = None,
-                 learnable: bool = True, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self,
+        value_dim: int,
+        lam: Any = 0.5,
+        *,
+        adapted: list[bool] | None = None,
+        learnable: bool = True,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
         super().__init__()
         check_number("value_dim", value_dim, 1)
         self.declare("lam", lam, 0.0, 1.0, learnable=learnable, transform="logit")
@@ -146,8 +152,7 @@ class DEX(Mechanism):
         return o - change
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         made = cls(value_dim, lam=torch.linspace(0.3, 0.7, heads).tolist())
         nn.init.normal_(made.projection, generator=generator)
         return made

@@ -43,13 +43,24 @@ class _ETA(Mechanism):
         Whether a constant tau (as its logit) and alpha are parameters; the predictor always is.
     """
 
-    def __init__(self, heads: int | None = None, head_dim: int | None = None, *, tau: Any = None,
-                 alpha: Any = 10.0, prune: str | None = None, learnable: bool = True,
-                 dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self,
+        heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        tau: Any = None,
+        alpha: Any = 10.0,
+        prune: str | None = None,
+        learnable: bool = True,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
         super().__init__()
         if (heads is None) != (head_dim is None) or (heads is None) == (tau is None):
-            raise InputError("tau", f"tau={tau!r}, heads={heads!r}, head_dim={head_dim!r}",
-                             "either heads and head_dim, for the predictor, or a constant tau")
+            raise InputError(
+                "tau",
+                f"tau={tau!r}, heads={heads!r}, head_dim={head_dim!r}",
+                "either heads and head_dim, for the predictor, or a constant tau",
+            )
         if prune is not None and prune not in PRUNINGS:
             raise InputError("prune", repr(prune), "None, " + ", ".join(PRUNINGS))
         self.prune = prune
@@ -70,8 +81,9 @@ class _ETA(Mechanism):
         if scope.q is None:
             raise InputError("q", "None", "the queries (B, H, T, D): the threshold is predicted from them")
         if scope.q.ndim != 4 or (scope.q.shape[1], scope.q.shape[3]) != tuple(self.w.shape):
-            raise InputError("q", shape_of(scope.q), f"(B, H, T, D) with the H and D of the predictor, "
-                             f"{tuple(self.w.shape)}")
+            raise InputError(
+                "q", shape_of(scope.q), f"(B, H, T, D) with the H and D of the predictor, {tuple(self.w.shape)}"
+            )
         logit = torch.einsum("bhtd,hd->bht", scope.q, self.w.to(like)) + self.b.to(like)[:, None]
         return torch.sigmoid(logit)[..., None]
 
@@ -95,8 +107,7 @@ class _ETA(Mechanism):
         return weights / torch.where(total > 0, total, torch.ones_like(total))
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         made = cls(heads, head_dim)
         nn.init.normal_(made.w, generator=generator)
         nn.init.normal_(made.b, generator=generator)

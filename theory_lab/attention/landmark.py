@@ -53,7 +53,7 @@ class Landmark(Mechanism):
         # The landmark of the own block stands last in it, so only its own query could see it.
         if self.top is not None:
             past = stage & ~own
-            rank = z.masked_fill(~past, -math.inf).argsort(-1, descending=True, stable=True).argsort(-1)
+            rank = z.masked_fill(~past, -math.inf).argsort(dim=-1, descending=True, stable=True).argsort(-1)
             stage = stage & (own | (rank < self.top))
         first = safe_softmax(z, stage)
         # Within blocks: pad to whole blocks, softmax each one's tokens, and spread its landmark's weight.
@@ -68,6 +68,5 @@ class Landmark(Mechanism):
         return first.masked_fill(~own, 0.0) + spread
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         return cls(block=2)

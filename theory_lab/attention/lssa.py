@@ -60,6 +60,5 @@ class LSSA(Mechanism):
         return sharp / torch.where(total > 0, total, torch.ones_like(total))
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         return cls()

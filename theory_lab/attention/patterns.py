@@ -56,8 +56,7 @@ class SparseTransformer(Mechanism):
         if self.pattern == "strided":
             local, summary = i - j < self.stride, (i - j) % self.stride == 0
         else:
-            local = torch.div(i, self.stride, rounding_mode="floor") == torch.div(j, self.stride,
-                                                                                   rounding_mode="floor")
+            local = torch.div(i, self.stride, rounding_mode="floor") == torch.div(j, self.stride, rounding_mode="floor")
             summary = (j % self.stride >= self.stride - self.summary).expand(local.shape)
         if self.part == "union":
             chosen = local | summary
@@ -76,6 +75,5 @@ class SparseTransformer(Mechanism):
         return safe_softmax(scores[0], self.selected(scope))
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         return cls(stride=3, part="alternate")

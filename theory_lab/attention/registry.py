@@ -135,7 +135,10 @@ def get(name: str, **parameters: Any) -> Mechanism:
 
 
 def _check_protocol(name: str, mechanism: Any) -> None:
-    missing = [part for part in ("scores", "weights", "aggregate", "forward", "sample", "views") if not
-               hasattr(mechanism, part)]
+    missing = [
+        part
+        for part in ("scores", "weights", "aggregate", "forward", "sample", "views")
+        if not hasattr(mechanism, part)
+    ]
     if not callable(mechanism) or missing:
         raise InputError(name, repr(mechanism), "a class with " + (", ".join(missing) or "a constructor"))

@@ -36,8 +36,9 @@ class ReLA(Mechanism):
         V, to add the gate of ReLA-g (w starts at 0: a factor of one half).
     """
 
-    def __init__(self, *, p: float = 1.0, eps: float = 1e-8, gate_dim: int | None = None,
-                 dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, *, p: float = 1.0, eps: float = 1e-8, gate_dim: int | None = None, dtype: torch.dtype = torch.float64
+    ) -> None:
         super().__init__()
         self.p = check_number("p", p, 1.0)
         self.eps = check_number("eps", eps, 0.0)
@@ -55,8 +56,7 @@ class ReLA(Mechanism):
         return normed if self.gate is None else normed * torch.sigmoid(self.gate.to(o) * o)
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         made = cls(gate_dim=value_dim)
         nn.init.normal_(made.gate, generator=generator)  # type: ignore[arg-type]
         return made

@@ -54,8 +54,9 @@ class GatedSoftmax(Mechanism):
         V, for the elementwise gate.
     """
 
-    def __init__(self, heads: int, hidden_dim: int, *, value_dim: int | None = None,
-                 dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, heads: int, hidden_dim: int, *, value_dim: int | None = None, dtype: torch.dtype = torch.float64
+    ) -> None:
         super().__init__()
         width = 1 if value_dim is None else value_dim
         for field, size in (("heads", heads), ("hidden_dim", hidden_dim), ("value_dim", width)):
@@ -79,8 +80,7 @@ class GatedSoftmax(Mechanism):
         return (weights @ v) * self._gate(scope, weights)
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         made = cls(heads, hidden_dim)
         nn.init.normal_(made.gate, generator=generator)
         return made
@@ -144,6 +144,5 @@ class AdaptiveTemperature(Mechanism):
         return safe_softmax(z * sharpness, scope.visible)
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         return cls()

@@ -72,9 +72,12 @@ class _Reader:
 
     def __iter__(self) -> Iterator[Array]:
         if self.once and self.passes:
-            raise InputError("source", type(self.source).__name__,
-                             "a source that can be read twice (a list, or a function that returns an iterator): "
-                             "this row needs a second pass")
+            raise InputError(
+                "source",
+                type(self.source).__name__,
+                "a source that can be read twice (a list, or a function that returns an iterator): "
+                "this row needs a second pass",
+            )
         self.passes += 1
         chunks = self.source() if callable(self.source) else self.source
         if isinstance(chunks, np.ndarray):
@@ -84,19 +87,29 @@ class _Reader:
             if array.dtype.kind != "f" or array.ndim != 1:
                 raise InputError("source", f"{array.dtype} of shape {array.shape}", "1-D chunks of floats")
             for start in range(0, array.size, _CHUNK):
-                part = np.asarray(array[start:start + _CHUNK], dtype=np.float64)
+                part = np.asarray(array[start : start + _CHUNK], dtype=np.float64)
                 top = part.max()  # propagates NaN
                 if math.isnan(top) or top == math.inf:
-                    raise InputError("source", f"{'NaN' if math.isnan(top) else '+inf'} in a chunk of "
-                                     f"{array.size} scores", "numbers, or -inf for masked")
+                    raise InputError(
+                        "source",
+                        f"{'NaN' if math.isnan(top) else '+inf'} in a chunk of {array.size} scores",
+                        "numbers, or -inf for masked",
+                    )
                 if part.min() == -math.inf:
                     part = part[part > -math.inf]
                 if part.size:
                     yield part
 
 
-def row_statistics(source: Source, mechanism: str = "softmax", *, alpha: float = 1.5, s: float = 0.43,
-                   temperature: float = 1.0, n: int | None = None) -> RowStatistics:
+def row_statistics(
+    source: Source,
+    mechanism: str = "softmax",
+    *,
+    alpha: float = 1.5,
+    s: float = 0.43,
+    temperature: float = 1.0,
+    n: int | None = None,
+) -> RowStatistics:
     """Entropy, support and threshold of a row given as chunks of scores.
 
     Parameters
@@ -126,9 +139,10 @@ def row_statistics(source: Source, mechanism: str = "softmax", *, alpha: float =
     if mechanism not in MECHANISMS:
         raise InputError("mechanism", repr(mechanism), ", ".join(MECHANISMS))
     for field, value, good, allowed in (
-            ("alpha", alpha, 1.0 <= alpha < math.inf, "a number in [1, inf)"),
-            ("s", s, math.isfinite(s), "a finite number"),
-            ("temperature", temperature, 0.0 < temperature < math.inf, "a number in (0, inf)")):
+        ("alpha", alpha, 1.0 <= alpha < math.inf, "a number in [1, inf)"),
+        ("s", s, math.isfinite(s), "a finite number"),
+        ("temperature", temperature, 0.0 < temperature < math.inf, "a number in (0, inf)"),
+    ):
         if not good:
             raise InputError(field, repr(value), allowed)
     reader = _Reader(source)
@@ -175,28 +189,32 @@ def _softmax(reader: _Reader, scale: float) -> RowStatistics:
     return _finish(n, math.log(total) - moment / total, n, 1.0 / total, top + math.log(total), reader.passes)
 
 
-# ---- entmax, in y = (alpha - 1) z / temperature, where the threshold is tau and the window below the top is 1 ----
+# ---- entmax ----
+#
+# Scores stay as they are until their maximum is subtracted (scaling first would round away close differences);
+# then d = rate (z - max) with rate = (alpha - 1) / temperature has its threshold tau in [-1, 0).
 
 
 def _entmax(reader: _Reader, alpha: float, scale: float) -> RowStatistics:
     eps = alpha - 1.0
+    rate = eps * scale
     held: list[Array] = []
     size, n = 0, 0
     top, cut = -math.inf, -math.inf
     bins: _Histogram | None = None
     for chunk in reader:
         n += chunk.size
-        y = chunk * (eps * scale)
-        top = max(top, float(y.max()))
-        cut = max(cut, top - 1.0)  # the largest weight is at most 1
+        top = max(top, float(chunk.max()))
+        # The largest weight is at most 1.
+        cut = max(cut, math.nextafter(top - 1.0 / rate, -math.inf))
         if bins is not None:
-            bins.add(y, top, cut)
+            bins.add(chunk, top, cut)
             continue
-        y = y[y > cut]
-        held.append(y)
-        size += y.size
+        near = chunk[chunk > cut]
+        held.append(near)
+        size += near.size
         if size > _BUFFER:
-            cut = _raise_cut(held, top, cut, eps)
+            cut = _raise_cut(held, top, cut, eps, rate)
             held = [part[part > cut] for part in held]
             size = sum(part.size for part in held)
             if size > _BUFFER // 2:
@@ -207,17 +225,21 @@ def _entmax(reader: _Reader, alpha: float, scale: float) -> RowStatistics:
     if n == 0:
         return _finish(0, 0.0, 0, 0.0, 0.0, reader.passes)
     if bins is not None:
-        return _more_passes(reader, eps, scale, top, _threshold(*bins.nodes(top), eps), n)
-    d = np.concatenate(held) - top
-    tau = _threshold(d, np.ones(d.size), eps)
-    gap = d - tau
-    p = gap[gap > 0] ** (1.0 / eps)
+        d, count = bins.nodes(top)
+        return _more_passes(reader, eps, rate, top, _threshold(rate * d, count, eps), n)
+    d = rate * (np.concatenate(held) - top)
+    if eps > 1.0:
+        tau, p = _steep(d, eps)
+    else:
+        tau = _threshold(d, np.ones(d.size), eps)
+        gap = d - tau
+        p = gap[gap > 0] ** (1.0 / eps)
     p = p / p.sum()
-    return _finish(n, -float(p @ np.log(p)), p.size, float(p.max()), top + tau, reader.passes)
+    return _finish(n, -float(p @ np.log(p)), p.size, float(p.max()), rate * top + tau, reader.passes)
 
 
-def _raise_cut(held: list[Array], top: float, cut: float, eps: float) -> float:
-    """A lower bound of tau from the scores held so far, refined until it stops paying.
+def _raise_cut(held: list[Array], top: float, cut: float, eps: float, rate: float) -> float:
+    """A lower bound of the score at the threshold from the scores held so far, refined until it stops paying.
 
     Rounding every score down to its bin moves the threshold by at most a bin's width.
     """
@@ -225,15 +247,16 @@ def _raise_cut(held: list[Array], top: float, cut: float, eps: float) -> float:
         rough = _Histogram(max(cut, min(float(part.min()) for part in held if part.size)), top, _ROUGH_BINS)
         for part in held:
             rough.add(part, top, cut)
-        better = max(cut, top + _threshold(*rough.nodes(top), eps) - rough.width)
+        d, count = rough.nodes(top)
+        better = max(cut, top + _threshold(rate * d, count, eps) / rate - rough.width)
         better = min(better, math.nextafter(top, -math.inf))  # ties at the top: tau may round to it
         if top - better > 0.5 * (top - cut):
             return better
         cut = better
 
 
-def _more_passes(reader: _Reader, eps: float, scale: float, top: float, tau: float, n: int) -> RowStatistics:
-    """Statistics at tau (relative to the top), corrected to first order for what tau is off by.
+def _more_passes(reader: _Reader, eps: float, rate: float, top: float, tau: float, n: int) -> RowStatistics:
+    """Statistics at tau (of the scores minus their maximum), corrected to first order for what tau is off by.
 
     One pass does, unless an outlier came after many scores that were closer together than the final bins: then
     Newton steps, kept in a bracket, go on until the weights sum to one within 1e-6.
@@ -242,7 +265,7 @@ def _more_passes(reader: _Reader, eps: float, scale: float, top: float, tau: flo
     while True:
         total, moment, slope, tilt, support = 0.0, 0.0, 0.0, 0.0, 0
         for chunk in reader:
-            gap = (chunk * (eps * scale) - top) - tau
+            gap = rate * (chunk - top) - tau
             if float(gap.min()) <= 0.0:
                 gap = gap[gap > 0]
             logs = np.log(gap) / eps
@@ -261,7 +284,7 @@ def _more_passes(reader: _Reader, eps: float, scale: float, top: float, tau: flo
         tau = following if low < following < high else low + (high - low) / 2.0
     # Of -sum p log p: moving tau by step moves every p by -step p / (eps gap), and the sum of p to 1.
     entropy = -(moment - step * (tilt + slope))
-    return _finish(n, entropy, support, (-tau - step) ** (1.0 / eps), top + tau + step, reader.passes)
+    return _finish(n, entropy, support, (-tau - step) ** (1.0 / eps), rate * top + tau + step, reader.passes)
 
 
 class _Histogram:
@@ -312,7 +335,7 @@ def _threshold(d: Array, count: Array, eps: float) -> float:
     """tau in [-1, 0) with sum count (d - tau)_+^(1/eps) = 1, for d <= 0 with a maximum of 0 (up to rounding)."""
     if eps == 1.0 or eps == 0.5:
         return _sorted_threshold(d, count, eps)
-    low, high = -1.0, -float(count.sum()) ** -eps
+    low, high = -1.0, -(float(count.sum()) ** -eps)
     power = 1.0 / eps
     tau = low if eps <= 1.0 else high
     for _ in range(200):
@@ -347,3 +370,41 @@ def _sorted_threshold(d: Array, count: Array, eps: float) -> float:
         variance = np.maximum(np.cumsum(count * d * d) / k - mean * mean, 0.0)
         taus = mean - np.sqrt(np.maximum(1.0 / k - variance, 0.0))
     return float(taus[max(int((taus < d).sum()) - 1, 0)])
+
+
+def _steep(d: Array, eps: float) -> tuple[float, Array]:
+    """tau and the weights of the support for alpha > 2, where the slope at the threshold is infinite.
+
+    The unknown is v, the smallest supported weight; the others are (v^eps + d_j - d_k)^(1/eps), a sum of
+    non-negative terms. The equation is convex and increasing in v. k is the last rank whose predecessors,
+    measured from it, weigh less than 1.
+    """
+    power = 1.0 / eps
+    d = -np.sort(-d)
+    inside, outside = 1, d.size + 1
+    while outside - inside > 1:
+        rank = (inside + outside) // 2
+        if float(((d[:rank] - d[rank - 1]) ** power).sum()) < 1.0:
+            inside = rank
+        else:
+            outside = rank
+    gaps = d[:inside] - d[inside - 1]
+    low, high = 0.0, 1.0 / inside
+    v = high
+    p = gaps
+    for _ in range(200):
+        base = v**eps + gaps
+        p = base**power
+        total = float(p.sum())
+        if total <= 1.0:
+            low = v
+        if total >= 1.0:
+            high = v
+        slope = float(((v**eps / base) ** (1.0 - power)).sum()) if v**eps > 0.0 else float((gaps == 0).sum())
+        following = v - (total - 1.0) / slope
+        if not low < following < high:
+            following = low + (high - low) / 2.0
+        if total == 1.0 or following in (low, high) or abs(following - v) <= 1e-17:
+            break
+        v = following
+    return float(d[inside - 1]) - v**eps, p

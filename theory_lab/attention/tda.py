@@ -47,8 +47,9 @@ class TRA(Mechanism):
 
     cosine = True
 
-    def __init__(self, *, beta: Any = 1.0, kappa: float = 1.0, p: float = 2.0, eps: float = 1e-2,
-                 learnable: bool = True) -> None:
+    def __init__(
+        self, *, beta: Any = 1.0, kappa: float = 1.0, p: float = 2.0, eps: float = 1e-2, learnable: bool = True
+    ) -> None:
         super().__init__()
         self.declare("beta", beta, 0.0, open_low=True, learnable=learnable)
         self.kappa = check_number("kappa", kappa, 0.0, open_low=True)
@@ -67,8 +68,7 @@ class TRA(Mechanism):
         return rms_norm(weights @ v, self.eps)
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         return cls(beta=torch.linspace(0.3, 0.6, heads).tolist())
 
 
@@ -86,8 +86,16 @@ class TDA(TRA):
 
     views = 2
 
-    def __init__(self, *, beta: Any = 1.0, lam: Any = 0.5, kappa: float = 1.0, p: float = 2.0, eps: float = 1e-2,
-                 learnable: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        beta: Any = 1.0,
+        lam: Any = 0.5,
+        kappa: float = 1.0,
+        p: float = 2.0,
+        eps: float = 1e-2,
+        learnable: bool = True,
+    ) -> None:
         super().__init__(beta=beta, kappa=kappa, p=p, eps=eps, learnable=learnable)
         self.declare("lam", lam, 0.0, 1.0, learnable=learnable, transform="logit")
 
@@ -101,6 +109,5 @@ class TDA(TRA):
         return first, second
 
     @classmethod
-    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int,
-               hidden_dim: int) -> Self:
+    def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:
         return cls(beta=torch.linspace(0.3, 0.6, heads).tolist(), lam=torch.linspace(0.3, 0.7, heads).tolist())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import HIDDEN, NAMES, Inputs, build, inputs, side
+from attention_inputs import HIDDEN, NAMES, Inputs, build, inputs, side
 from torch import Tensor
 
 from theory_lab.attention import Mechanism, get, list_mechanisms, register, resolve, unregister
@@ -300,11 +300,23 @@ def zero_keys(data: Inputs) -> dict[str, Any]:
 
 
 @every
-@pytest.mark.parametrize(("field", "change"), [
-    bad("scores", nan), bad("v", dtype), bad("k", device), bad("k", heads), bad("k", width), bad("v", length),
-    bad("scores", empty), bad("q", rank), bad("q", integer), bad("key_mask", mask_shape),
-    bad("key_mask", mask_dtype), bad("n", zero_keys),
-])
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        bad("scores", nan),
+        bad("v", dtype),
+        bad("k", device),
+        bad("k", heads),
+        bad("k", width),
+        bad("v", length),
+        bad("scores", empty),
+        bad("q", rank),
+        bad("q", integer),
+        bad("key_mask", mask_shape),
+        bad("key_mask", mask_dtype),
+        bad("n", zero_keys),
+    ],
+)
 def test_bad_input_names_the_argument(name: str, field: str, change: Any) -> None:
     m = build(name)
     data = inputs(m.views).map(lambda _, t: t.clone())
@@ -340,25 +352,46 @@ def test_positive_infinity_is_refused(name: str) -> None:
 
 
 BAD_PARAMETERS = [
-    ("entmax", {"alpha": 0.99}, "alpha"), ("entmax", {"alpha": math.nan}, "alpha"),
-    ("entmax", {"alpha": [1.5, 0.5]}, "alpha"), ("entmax", {"alpha": "big"}, "alpha"),
-    ("asentmax-theta", {"theta": 0.0}, "theta"), ("asentmax", {"heads": 0, "hidden_dim": 3}, "heads"),
-    ("tda", {"lam": -0.1}, "lam"), ("tda", {"lam": 1.0}, "lam"), ("tda", {"p": 0.5}, "p"),
-    ("tda", {"beta": 0.0}, "beta"), ("tda", {"kappa": 0.0}, "kappa"), ("tda", {"eps": -1.0}, "eps"),
-    ("tda", {"lam": 0.0}, "lam"), ("tda", {"lam": torch.tensor(1.5)}, "lam"), ("tra", {"p": 0.99}, "p"),
-    ("diff-softmax", {"lam": 1.0}, "lam"), ("diff-rela", {"lam": -0.5}, "lam"), ("diff-rela", {"p": 0.0}, "p"),
-    ("dex", {"value_dim": 3, "lam": 1.0}, "lam"), ("rela", {"p": 0.9}, "p"), ("lssa", {"power": 0.5}, "power"),
-    ("eta-logit", {"tau": 1.0}, "tau"), ("eta-weight", {}, "tau"), ("eta-weight", {"tau": 0.5, "alpha": 0.0}, "alpha"),
-    ("eta-weight", {"tau": 0.5, "prune": "soft"}, "prune"), ("streaming-llm", {"window": 0}, "window"),
-    ("h2o", {"recent": 0}, "recent"), ("sparse-transformer", {"stride": 4, "summary": 5}, "summary"),
-    ("sparse-transformer", {"pattern": "dense"}, "pattern"), ("landmark", {"block": 0}, "block"),
-    ("softmax", {"temperature": -1.0}, "temperature"), ("adaptive-temperature", {"coefficients": []}, "coefficients"),
-    ("gated-softmax", {"heads": 1}, "gated-softmax"), ("softmax", {"tau": 1.0}, "softmax"),
+    ("entmax", {"alpha": 0.99}, "alpha"),
+    ("entmax", {"alpha": math.nan}, "alpha"),
+    ("entmax", {"alpha": [1.5, 0.5]}, "alpha"),
+    ("entmax", {"alpha": "big"}, "alpha"),
+    ("asentmax-theta", {"theta": 0.0}, "theta"),
+    ("asentmax", {"heads": 0, "hidden_dim": 3}, "heads"),
+    ("tda", {"lam": -0.1}, "lam"),
+    ("tda", {"lam": 1.0}, "lam"),
+    ("tda", {"p": 0.5}, "p"),
+    ("tda", {"beta": 0.0}, "beta"),
+    ("tda", {"kappa": 0.0}, "kappa"),
+    ("tda", {"eps": -1.0}, "eps"),
+    ("tda", {"lam": 0.0}, "lam"),
+    ("tda", {"lam": torch.tensor(1.5)}, "lam"),
+    ("tra", {"p": 0.99}, "p"),
+    ("diff-softmax", {"lam": 1.0}, "lam"),
+    ("diff-rela", {"lam": -0.5}, "lam"),
+    ("diff-rela", {"p": 0.0}, "p"),
+    ("dex", {"value_dim": 3, "lam": 1.0}, "lam"),
+    ("rela", {"p": 0.9}, "p"),
+    ("lssa", {"power": 0.5}, "power"),
+    ("eta-logit", {"tau": 1.0}, "tau"),
+    ("eta-weight", {}, "tau"),
+    ("eta-weight", {"tau": 0.5, "alpha": 0.0}, "alpha"),
+    ("eta-weight", {"tau": 0.5, "prune": "soft"}, "prune"),
+    ("streaming-llm", {"window": 0}, "window"),
+    ("h2o", {"recent": 0}, "recent"),
+    ("sparse-transformer", {"stride": 4, "summary": 5}, "summary"),
+    ("sparse-transformer", {"pattern": "dense"}, "pattern"),
+    ("landmark", {"block": 0}, "block"),
+    ("softmax", {"temperature": -1.0}, "temperature"),
+    ("adaptive-temperature", {"coefficients": []}, "coefficients"),
+    ("gated-softmax", {"heads": 1}, "gated-softmax"),
+    ("softmax", {"tau": 1.0}, "softmax"),
 ]
 
 
-@pytest.mark.parametrize(("name", "parameters", "field"), BAD_PARAMETERS,
-                         ids=[f"{n}-{f}-{i}" for i, (n, _, f) in enumerate(BAD_PARAMETERS)])
+@pytest.mark.parametrize(
+    ("name", "parameters", "field"), BAD_PARAMETERS, ids=[f"{n}-{f}-{i}" for i, (n, _, f) in enumerate(BAD_PARAMETERS)]
+)
 def test_bad_parameters_name_the_argument(name: str, parameters: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError) as caught:
         get(name, **parameters)
@@ -397,9 +430,12 @@ def test_entry_points_are_found(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) 
     info = tmp_path / "own_mechanism-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-mechanism\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[theory_lab.mechanisms]\nown = own_mechanism:Own\nbroken = own_mechanism:x\n")
+    (info / "entry_points.txt").write_text(
+        "[theory_lab.mechanisms]\nown = own_mechanism:Own\nbroken = own_mechanism:x\n"
+    )
     (tmp_path / "own_mechanism.py").write_text(
-        "from theory_lab.attention.softmax import Softmax\nclass Own(Softmax):\n    pass\nx = 3\n")
+        "from theory_lab.attention.softmax import Softmax\nclass Own(Softmax):\n    pass\nx = 3\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert {"own", "broken"} <= set(list_mechanisms())
     close(inputs(1).call(get("own")).output, inputs(1).call(get("softmax")).output)

@@ -34,8 +34,19 @@ class Inputs:
         return Inputs(**made)
 
 
-def inputs(views: int, *, batch: int = 2, heads: int = 4, groups: int = 2, queries: int = 9, keys: int = 9,
-           dim: int = 6, value_dim: int = 5, seed: int = 0, dtype: torch.dtype = torch.float64) -> Inputs:
+def inputs(
+    views: int,
+    *,
+    batch: int = 2,
+    heads: int = 4,
+    groups: int = 2,
+    queries: int = 9,
+    keys: int = 9,
+    dim: int = 6,
+    value_dim: int = 5,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Inputs:
     g = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
