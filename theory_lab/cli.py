@@ -152,9 +152,7 @@ def check_command(**options: Any) -> int:
         )
     except (KeyboardInterrupt, TheoryLabError) as error:
         _salvage(error, partial, store, options, settings)
-        raise click.exceptions.Exit(
-            EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_USAGE
-        ) from None
+        raise click.exceptions.Exit(EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_USAGE) from None
     _print_rows(rows, options, settings)
     if options["plot"]:
         from theory_lab.figures.check_plot import plot_check

@@ -51,9 +51,7 @@ def run_task(task: Task) -> TaskResult:
     """Run a task in this process."""
     started = time.perf_counter()
     estimator, digest = SAMPLERS[task.cell.estimator], task.cell.digest
-    done = tuple(
-        estimator.run_block(task.cell, block, trials, Streams(digest, block)) for block, trials in task.blocks
-    )
+    done = tuple(estimator.run_block(task.cell, block, trials, Streams(digest, block)) for block, trials in task.blocks)
     return TaskResult(task, done, time.perf_counter() - started)
 
 
@@ -131,10 +129,10 @@ class Engine:
         room = 4 * self._workers if self._given is None else 64
         while True:
             while len(running) < room and time.monotonic() < deadline:
-                task = next(waiting, None)
-                if task is None:
+                upcoming = next(waiting, None)
+                if upcoming is None:
                     break
-                running.add(executor.submit(run_task, task))
+                running.add(executor.submit(run_task, upcoming))
             if not running:
                 return
             finished, running = wait(running, return_when=FIRST_COMPLETED)

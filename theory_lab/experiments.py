@@ -326,9 +326,7 @@ class _Runner:
         """Draw every cell's trials."""
         for work in self._works.values():
             work.blocks = _cut(work, work.target)
-        tasks = [
-            task for work in self._works.values() for task in plan_tasks(work.cell, work.target, work.blocks)
-        ]
+        tasks = [task for work in self._works.values() for task in plan_tasks(work.cell, work.target, work.blocks)]
         self._progress.start(len(self._works), len(self._works) - len({task.cell for task in tasks}))
         self._draw(engine, tasks)
 
@@ -608,14 +606,14 @@ def check(
     settings = Settings(
         claims=_many(claims, "claims", str),
         noise=_many(noise, "noise", str),
-        length=_many(length, "length", _as_whole) or DEFAULT_LENGTHS,
+        length=DEFAULT_LENGTHS if length is None else _many(length, "length", _as_whole),
         kappa=_many(kappa, "kappa", float),
         beta=_many(beta, "beta", float),
         sigma=_many(sigma, "sigma", float),
         rho=_many(rho, "rho", float),
         key_rho=_many(key_rho, "key_rho", float),
         head_dim=_many(head_dim, "head_dim", _as_whole),
-        trials=None if trials is None else _as_whole(trials),
+        trials=trials,
         estimator=estimator,
         seed=seed,
         alpha=alpha,

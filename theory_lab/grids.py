@@ -9,7 +9,9 @@ from theory_lab.errors import InputError
 
 _MOST_VALUES = 100_000
 _NUMBER = re.compile(r"^[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
-_ALLOWED = "numbers such as 64, 1e6 or 2^20, lists such as 1,2,4 and ranges such as 2:2^20:x4 or 100:500:+100 are allowed"
+_ALLOWED = (
+    "finite numbers such as 64, 1e6 or 2^20, lists such as 1,2,4 and ranges such as 2:2^20:x4 or 1:9:+2 are allowed"
+)
 
 
 def parse_number(text: str, field: str) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -96,51 +97,73 @@ def _verdict(text: str, label: str = "") -> str:
     return f"[{_STYLES[text]}]{label or text}[/]"
 
 
-def _head(constants: list[str]) -> list[tuple[str, str]]:
-    return [("claim", "l"), ("noise", "l"), *((_WORDS.get(name, name), "r") for name in constants)]
+def _fields(row: Any, verdict: str) -> dict[str, str]:
+    """What a line can show, by column title."""
+    return {
+        "estimator": row.estimator,
+        "estimate": number(row.estimate),
+        "interval": f"{number(row.ci_low)} to {number(row.ci_high)}",
+        "exact": number(row.exact),
+        "bound": number(row.bound),
+        "estimate/bound": number(row.slack),
+        "verdict": verdict,
+    }
 
 
-def _numbers(row: Any) -> list[str]:
-    return [
-        number(row.estimate), f"{number(row.ci_low)} to {number(row.ci_high)}", number(row.exact), number(row.bound),
-        number(row.slack),
-    ]  # fmt: skip
+#: Columns to show, from a wide terminal to a narrow one.
+_LAYOUTS = (
+    ("estimator", "estimate", "interval", "exact", "bound", "estimate/bound", "verdict"),
+    ("estimate", "interval", "exact", "bound", "estimate/bound", "verdict"),
+    ("estimate", "interval", "bound", "verdict"),
+    ("estimate", "bound", "verdict"),
+    ("estimate/bound", "verdict"),
+)
+
+
+def _print_widest(console: Console, lines: list[tuple[list[str], dict[str, str]]], head: list[tuple[str, str]]) -> None:
+    """Print the first layout that fits; a claim's lines are set apart from the next one's."""
+    for layout in _LAYOUTS:
+        sides = [(name, "l" if name in ("estimator", "verdict") else "r") for name in layout]
+        table = _table(*head, *sides)
+        for index, (cells, fields) in enumerate(lines):
+            if index and cells[0] != lines[index - 1][0][0]:
+                table.add_section()
+            table.add_row(*cells, *(fields[name] for name in layout))
+        # Measured without the terminal's own limit, which would hide that something is cut.
+        wanted = Measurement.get(console, console.options.update(width=1000), table).maximum
+        if wanted <= console.width or layout == _LAYOUTS[-1]:
+            console.print(table)
+            return
 
 
 def _print_rows(console: Console, rows: pd.DataFrame, constants: list[str]) -> None:
-    table = _table(
-        *_head(constants), ("keys n", "r"), ("estimator", "l"), ("estimate", "r"), ("interval", "r"), ("exact", "r"),
-        ("bound", "r"), ("estimate/bound", "r"), ("verdict", "l"),
-    )  # fmt: skip
-    for row in rows.itertuples():
-        table.add_row(
-            *_cells(row, constants), length_text(row.length), row.estimator, *_numbers(row), _verdict(row.verdict)
-        )
-    console.print(table)
+    head = [("claim", "l"), ("noise", "l"), *((_WORDS.get(name, name), "r") for name in constants), ("keys n", "r")]
+    lines = []
+    for record in rows.itertuples():
+        row: Any = record
+        lines.append(([*_cells(row, constants), length_text(row.length)], _fields(row, _verdict(row.verdict))))
+    _print_widest(console, lines, head)
 
 
 def _print_summary(console: Console, rows: pd.DataFrame, constants: list[str]) -> None:
-    table = _table(
-        *_head(constants), ("keys n", "r"), ("tightest at", "r"), ("estimate", "r"), ("interval", "r"),
-        ("exact", "r"), ("bound", "r"), ("estimate/bound", "r"), ("verdict", "l"),
-    )  # fmt: skip
-    last_claim = None
+    head = [
+        ("claim", "l"),
+        ("noise", "l"),
+        *((_WORDS.get(name, name), "r") for name in constants),
+        ("tightest at n", "r"),
+    ]
+    lines = []
     for _, group in rows.groupby(["claim", "noise", *constants], sort=False, dropna=False):
-        row = next(group.loc[[group.slack.idxmax()]].itertuples())
-        if last_claim not in (None, row.claim):
-            table.add_section()
-        last_claim = row.claim
+        row: Any = next(group.loc[[group.slack.idxmax()]].itertuples())
         worst = next(v for v in ("VIOLATED", "INCONCLUSIVE", "HOLDS") if (group.verdict == v).any())
         count = int((group.verdict == worst).sum())
-        label = worst if count == len(group) else f"{worst} at {count} of {len(group)}"
-        span = f"{length_text(group.length.min())} to {length_text(group.length.max())}"
-        table.add_row(
-            *_cells(row, constants), span, length_text(row.length), *_numbers(row), _verdict(worst, label)
-        )
-    console.print(table)
+        label = f"{worst} {count} of {len(group)}"
+        lines.append(([*_cells(row, constants), length_text(row.length)], _fields(row, _verdict(worst, label))))
+    _print_widest(console, lines, head)
+    low, high = length_text(rows.length.min()), length_text(rows.length.max())
     console.print(
-        f"One line for each claim and noise: the length at which the estimate comes closest to the bound, and the "
-        f"verdict over all lengths. --full prints all {len(rows)} rows.",
+        f"One line for each claim and noise, over lengths n from {low} to {high}: the numbers where the estimate comes "
+        f"closest to the bound, and how many lengths have the worst verdict. --full prints all {len(rows)} rows.",
         soft_wrap=True,
     )
 
@@ -179,7 +202,7 @@ def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> No
 
 def print_claims(claims: list[Claim]) -> None:
     """List claims."""
-    table = _table(("claim", "l"), ("kind", "l"), ("source", "l"), ("bound", "l"), ("exact value", "l"))
+    table = _table(("claim", "l"), ("kind", "l"), ("source", "w"), ("bound", "l"), ("exact value", "w"))
     for claim in claims:
         table.add_row(claim.id, claim.kind, claim.source, claim.bound_text, claim.exact_text)
     _console().print(table)
@@ -230,7 +253,7 @@ def print_family(family: Family) -> None:
     console.print(f"{family.name}: {family.summary}", markup=False, soft_wrap=True)
     console.print(f"scaled to sigma = 1, d = {d}: variance {number(law.variance * d)} / d, optimal proxy {proxy}")
     if isinstance(family, Empirical):
-        found = family.bootstrap()
+        found = family.bootstrap
         console.print(
             f"estimated proxy of the scores as they are: {number(found.value)} (95% bootstrap interval "
             f"{number(found.ci_low)} to {number(found.ci_high)}, {found.resamples} resamples)",

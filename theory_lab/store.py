@@ -131,12 +131,12 @@ class Store:
             pass
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self, advice: str = "name a folder that can be") -> Iterator[None]:
         try:
             yield
         except OSError as error:
             reason = error.strerror or str(error)
-            raise StoreError(f"out: {self.path}; cannot be written ({reason}); finished cells are kept") from error
+            raise StoreError(f"out: {self.path}; it cannot be written ({reason}); {advice}") from error
 
     def _write(self, target: Path, fill: Callable[[Any], object]) -> None:
         """Write a file so that it appears whole or not at all."""
@@ -166,7 +166,7 @@ class Store:
         table = pa.table(columns, schema=_schema()).replace_schema_metadata(
             {_KEY: json.dumps(about, sort_keys=True).encode()}
         )
-        with self._writing():
+        with self._writing("cells written before are kept"):
             self._write(self._cell_path(cell), lambda file: pq.write_table(table, file, compression="zstd"))
             with open(self.path / "timings.csv", "a", encoding="utf-8") as log:
                 log.write(f"{cell.digest},{seconds:.6f}\n")
@@ -216,7 +216,7 @@ class Store:
 
     def write_rows(self, rows: pd.DataFrame, settings: dict[str, Any]) -> None:
         """Write the run's rows and what was asked for."""
-        with self._writing():
+        with self._writing("the cells are kept"):
             about = json.dumps({"settings": settings, **provenance()}, sort_keys=True)
             self._write(self.path / "rows.parquet", lambda file: file.write(rows_to_parquet(rows, about)))
 

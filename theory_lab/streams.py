@@ -85,7 +85,7 @@ class Stream:
         return words.astype("<u8", copy=False).view("<u2")[:size]
 
     def uniforms(self, size: int) -> F64:
-        """Return ``size`` uniforms in (0, 1), 53 bits each and never 0 or 1."""
+        """Return ``size`` uniforms in (0, 1), 52 bits each and never 0 or 1."""
         return open_uniform(self._bits.random_raw(size))
 
 
@@ -104,8 +104,8 @@ class Streams:
 
 
 def open_uniform(words: U64) -> F64:
-    """Map words to uniforms in (0, 1): the middle of one of 2^53 equal cells."""
-    return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    """Map words to uniforms in (0, 1): the middle of one of 2^52 equal cells, which a float64 still tells from 1."""
+    return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def threshold_word(probability: float) -> int:

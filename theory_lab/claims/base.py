@@ -1,4 +1,7 @@
-"""What a claim is: data, and three pure functions (statistic, bound, exact). It knows nothing of how it is estimated."""
+"""What a claim is: data, and three pure functions (statistic, bound, exact).
+
+It knows nothing of how it is estimated.
+"""
 
 from __future__ import annotations
 

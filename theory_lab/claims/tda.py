@@ -10,6 +10,7 @@ import math
 from theory_lab.claims.base import Claim, Point
 from theory_lab.noise import ANY_LAW
 from theory_lab.noise.copula import joint_survival, latent_threshold
+from theory_lab.noise.empirical import Empirical
 
 
 def _unmet_noise(point: Point) -> list[str]:
@@ -18,9 +19,9 @@ def _unmet_noise(point: Point) -> list[str]:
         return []
     if not point.family.sub_gaussian:
         return ["noise has no sub-Gaussian proxy"]
-    proxy = point.law().proxy
-    if proxy is not None and proxy > point.proxy * (1 + 1e-9):
-        return [f"noise proxy is {proxy / point.proxy:.3g} x sigma^2/d"]
+    family = point.family
+    if isinstance(family, Empirical) and family.raw and family.bootstrap.ci_low > point.proxy:
+        return [f"the scores' proxy is {family.proxy / point.proxy:.3g} x sigma^2/d"]
     return []
 
 
@@ -33,9 +34,11 @@ def _unmet_independence(point: Point) -> list[str]:
 
 
 def _unmet_joint(point: Point) -> list[str]:
-    return ["sum of the views not shown to have proxy 2(1+rho)sigma^2/d"] if (
-        point.rho != 0 and point.noise != "gaussian"
-    ) else []
+    return (
+        ["sum of the views not shown to have proxy 2(1+rho)sigma^2/d"]
+        if (point.rho != 0 and point.noise != "gaussian")
+        else []
+    )
 
 
 def exact_survivors(point: Point) -> float | None:
@@ -91,7 +94,9 @@ CLAIMS = (
         kind="expectation",
         paper="ours",
         source="general form of TDA, Theorem 4.3, by the same Chernoff bound",
-        statement="For any beta and sigma the expected number of survivors is at most n^(1-b) kappa^b, b = (beta/sigma)^2.",
+        statement=(
+            "For any beta and sigma the expected number of survivors is at most n^(1-b) kappa^b, b = (beta/sigma)^2."
+        ),
         bound_text="E[S_i] <= n^(1-b) kappa^b",
         assumptions=(_NOISE,),
         statistic="survivors",

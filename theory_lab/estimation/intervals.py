@@ -81,7 +81,8 @@ def beta_mixture(hits: int, size: int, error: float, prior_mean: float) -> tuple
 def _log_beta_ratio(a: float, b: float, hits: int, misses: int) -> float:
     """log B(a + hits, b + misses) - log B(a, b), without the cancellation of large log-gammas.
 
-    For a = 1: log Gamma(1 + hits) + log[Gamma(b + misses) / Gamma(b)] - log[Gamma(b + misses + hits + 1) / Gamma(b + 1)].
+    It is log[Gamma(a + hits) / Gamma(a)] + log[Gamma(a + b) / Gamma(b)]
+    - log[Gamma(b + misses + hits + a) / Gamma(b + misses)].
     """
     rising = -_log_gamma_step(b + misses, hits + a)
     return float(special.gammaln(a + hits) - special.gammaln(a)) + rising + _log_gamma_step(b, a)

@@ -15,9 +15,10 @@ certificate
     ``tangent``
         f = l (e^{tx} - e^{t y} - t e^{t y} (x - y)), with l such that f(tau) = 1. An exponential minus its tangent
         at y <= tau is convex and nonnegative, so f >= 0 everywhere and f >= 1 from tau on. With E X = 0 and
-        E e^{tX} <= e^{v t^2 / 2} the value is (e^{v t^2 / 2} - e^{ty} (1 - t y)) / (e^{t tau} - e^{ty} (1 + t (tau - y))).
-        Any t and y certify. At the lower atom y of the witness and the t at which its proxy is attained the value is
-        the witness's p itself: the two-point law is the worst law, exactly.
+        E e^{tX} <= e^{v t^2 / 2} the value is
+        (e^{v t^2 / 2} - e^{ty} (1 - t y)) / (e^{t tau} - e^{ty} (1 + t (tau - y))). Any t and y certify. At the lower
+        atom y of the witness and the t at which its proxy is attained the value is the witness's p itself: the
+        two-point law is the worst law, exactly.
     ``linear-program``
         f = c + m x + sum_k l_k e^{t_k x} with l_k >= 0, chosen by a linear program on a grid of x and t. f is convex,
         so its minima over x < tau and over x >= tau are found off the grid, and c is raised by what they lack.
@@ -36,7 +37,6 @@ from scipy import optimize
 from theory_lab.claims.base import Point, Statistic
 from theory_lab.errors import InputError
 from theory_lab.noise.discrete import extremal_probability
-
 
 # Beyond tau^2/v = 64 the program's coefficients span more than float64 does; the tangent certificate needs no program.
 _LINEAR_PROGRAM_LIMIT = 64.0
@@ -158,7 +158,7 @@ def linear_program(tau: float, v: float, exponents: int = 40, points: int = 400)
         bounds=[(None, None)] * 2 + [(0, None)] * t.size,
         method="highs",
     )
-    if solved.status != 0:
+    if solved.status != 0 or solved.x is None:
         return Certificate("linear-program", math.inf, f"not solved: {solved.message}")
     shift, slope, weights = float(solved.x[0]), float(solved.x[1]), np.maximum(solved.x[2:], 0.0)
     lack = _lack(c, shift, slope, weights, t)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 
 _SUFFIXES = (".png", ".pdf", ".svg")
 # Okabe and Ito's palette, ordered so that neighbors differ in lightness too; shapes differ as well, for grey prints.
-_COLORS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#7F7F7F", "#B8A800", "#5D3A9B")
+_COLORS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#7F7F7F", "#8A7E00", "#5D3A9B")
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+_LABEL_STEP = 0.042  # of the axes' height
 _CONSTANTS = ("kappa", "beta", "sigma", "rho", "key_rho", "head_dim")
 
 
@@ -62,7 +64,7 @@ def plot_check(rows: pd.DataFrame, path: str) -> None:
     for index, claim in enumerate(claims):
         axes = figure.add_subplot(1, len(claims), index + 1)
         _draw_panel(axes, rows[rows.claim == claim], claim, styles, handles)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     _save(figure, path, rows)
 
 
@@ -89,6 +91,7 @@ def _draw_panel(
     from theory_lab.claims import get_claim
 
     claim = get_claim(claim_id)
+    axes.set_title(f"{claim.source}:  {claim.bound_text}", fontsize=10, loc="left")
     positive = rows[rows.estimate > 0]
     if positive.empty:
         axes.text(0.5, 0.5, "every estimate is exactly 0:\nno score can exceed the threshold", ha="center",
@@ -97,11 +100,18 @@ def _draw_panel(
         return
     axes.set_xscale("log")
     axes.set_yscale("log")
-    zero = []
+    # Far below the bound nothing is to be learned; a window keeps the bound readable.
+    floor = max(float(positive.estimate.min()), float(rows.bound[rows.bound > 0].min()) * 1e-6) / 3
+    axes.set_ylim(floor, float(max(positive.ci_high.max(), rows.bound.max())) * 3)
+    zero, ends = [], []
+    last = rows.length.max()
+    if rows.length.nunique() == 1:
+        axes.set_xlim(last / 2, last * 2)
     for group, label in _series(rows):
-        color, shape = styles.get(label, ("#000000", "o"))
+        color, shape = styles[label]
         bounds = group.drop_duplicates("length")
-        (handles["bound of the claim"],) = axes.plot(bounds.length, bounds.bound, color="black", lw=1.6, ls="--", zorder=5)
+        (line,) = axes.plot(bounds.length, bounds.bound, color="black", lw=1.6, ls="--", zorder=5)
+        handles["bound of the claim"] = line
         alive = group[group.estimate > 0]
         if alive.empty:
             zero.append(label)
@@ -109,28 +119,45 @@ def _draw_panel(
         if alive.exact.notna().any():
             axes.plot(alive.length, alive.exact, color=color, lw=1.0, zorder=2)
         low, high = (alive.estimate - alive.ci_low).clip(lower=0), (alive.ci_high - alive.estimate).clip(lower=0)
-        handles[label] = axes.errorbar(
+        points = axes.errorbar(
             alive.length, alive.estimate, yerr=[low, high], fmt=shape, color=color, ms=4.5, mfc=color,
             mec="white", mew=0.5, elinewidth=1.2, capsize=2, zorder=3,
         )  # fmt: skip
+        if alive.length.max() == last and rows.length.nunique() > 1:
+            ends.append((float(alive.estimate.iloc[-1]), label, color))
+        else:
+            cut = f" (0 from n = {group.length[group.estimate == 0].min():,})" if len(alive) < len(group) else ""
+            handles[label + cut] = points
         bad = alive[alive.verdict == "VIOLATED"]
         if len(bad):
-            ring = axes.scatter(bad.length, bad.estimate, s=75, facecolors="none", edgecolors="#B00020", lw=1.0, zorder=4)
-            handles["VIOLATED"] = ring
-    # Far below the bound nothing is to be learned; a fixed window keeps the bound readable.
-    bounds_min = float(rows.bound[rows.bound > 0].min())
-    floor = max(float(positive.estimate.min()), bounds_min * 1e-6)
-    axes.set_ylim(floor / 3, float(max(positive.ci_high.max(), rows.bound.max())) * 3)
+            handles["VIOLATED"] = axes.scatter(
+                bad.length, bad.estimate, s=75, facecolors="none", edgecolors="#B00020", lw=1.0, zorder=4
+            )
+    _label_ends(axes, ends)
+    handles.setdefault("line: exact value; bars: simultaneous intervals", axes.plot([], [], color="0.3", lw=1.0)[0])
     statistic = "E[S], survivors a row" if claim.statistic == "survivors" else "E[C], survivors of both views a row"
     axes.set_xlabel("visible keys n = i + 1")
     axes.set_ylabel(statistic)
-    axes.set_title(f"{claim.source}:  {claim.bound_text}", fontsize=10, loc="left")
     axes.grid(True, which="major", color="0.9", lw=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if zero:
         axes.text(0.02, 0.02, "exactly 0 at every n here: " + ", ".join(zero), transform=axes.transAxes, fontsize=7,
                   color="0.35")  # fmt: skip
+
+
+def _label_ends(axes: Any, ends: list[tuple[float, str, str]]) -> None:
+    """Write each series' name beside its last point, moved apart where they would overlap."""
+    floor, ceiling = (math.log(value) for value in axes.get_ylim())
+    placed: list[tuple[float, str, str]] = []
+    for value, label, color in sorted(ends):
+        height = max(0.0, (math.log(value) - floor) / (ceiling - floor))
+        if placed:
+            height = max(height, placed[-1][0] + _LABEL_STEP)
+        placed.append((height, label, color))
+    excess = max(0.0, placed[-1][0] - 1.0) if placed else 0.0
+    for height, label, color in placed:
+        axes.text(1.01, height - excess, label, color=color, fontsize=7.5, va="center", transform=axes.transAxes)
 
 
 def _save(figure: Any, path: str, rows: pd.DataFrame) -> None:

@@ -106,7 +106,7 @@ class Family(ABC):
     def scaled(self, scale: Scale) -> Law:
         """Return the law with the requested proxy (or, for negative controls, variance)."""
 
-    def check_head_dim(self, head_dim: int) -> None:
+    def check_head_dim(self, head_dim: int) -> None:  # noqa: B027  # most families exist in every dimension
         """Raise InputError if this family does not exist in that dimension."""
 
     @property

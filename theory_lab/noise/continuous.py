@@ -172,9 +172,7 @@ class TruncatedNormal(Family):
         self.summary = f"normal cut at {cut:g} of its standard deviations; bounded, proxy = variance"
 
     def scaled(self, scale: Scale) -> Law:
-        return TruncatedNormalLaw(
-            self.cut, math.sqrt(scale.proxy / TruncatedNormalLaw.relative_variance(self.cut))
-        )
+        return TruncatedNormalLaw(self.cut, math.sqrt(scale.proxy / TruncatedNormalLaw.relative_variance(self.cut)))
 
 
 class StudentTLaw(Law):
@@ -191,10 +189,10 @@ class StudentTLaw(Law):
         )
 
     def sf(self, t: ArrayLike) -> F64:
-        return special.stdtr(self.nu, -np.asarray(t) / self._s)
+        return np.asarray(special.stdtr(self.nu, -np.asarray(t) / self._s), dtype=np.float64)
 
     def isf(self, u: ArrayLike) -> F64:
-        return -self._s * special.stdtrit(self.nu, np.asarray(u, dtype=np.float64))
+        return np.asarray(-self._s * special.stdtrit(self.nu, np.asarray(u, dtype=np.float64)), dtype=np.float64)
 
     def log_pdf(self, x: F64) -> F64:
         return self._log_norm - (self.nu + 1) / 2 * np.log1p((x / self._s) ** 2 / self.nu)

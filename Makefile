@@ -1,0 +1,58 @@
+# `make check` and `make test` set everything up by themselves; the rest builds on their virtual environment.
+PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(if $(shell command -v python$(v) 2>/dev/null && python$(v) -c pass 2>/dev/null),python$(v))) python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+WORKERS ?= 2
+
+.PHONY: check test lint format types figures bench clean
+.DELETE_ON_ERROR:
+
+# The main job: every claim over every noise family, as a table and a picture. The negative controls in it are
+# violated on purpose; anything else that is violated or undecided fails.
+check: $(VENV)/.core
+	$(BIN)/theory-lab check --controls-ok --plot check.png
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+# The pictures that the documentation shows.
+figures: $(VENV)/.core
+	$(BIN)/theory-lab check --controls-ok --plot figures/tda/check.png --out results/check --resume
+
+# Rates of the samplers as ratios within one run; see benchmarks/README.md.
+bench: $(VENV)/.core
+	$(BIN)/python benchmarks/sampling.py
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[cli,plot]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.core
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[cli,plot,triton]' $$($(BIN)/python tools/group.py test)
+	$(PIP) --no-deps entmax
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	$(PIP) $$($(BIN)/python tools/group.py dev)
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

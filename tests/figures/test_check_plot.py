@@ -1,0 +1,79 @@
+"""The picture of a check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.image as image
+import numpy as np
+import pytest
+
+import theory_lab
+from theory_lab.errors import InputError, StoreError
+from theory_lab.figures import check_plot
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return theory_lab.check(
+        noise=["gaussian", "two-point", "laplace", "rademacher", "any"], length=[2, 8, 512, 2**20], trials=20_000
+    )
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_formats(rows, tmp_path: Path, suffix: str) -> None:
+    target = tmp_path / f"p.{suffix}"
+    check_plot.plot_check(rows, str(target))
+    assert target.stat().st_size > 5000
+    assert [p.name for p in tmp_path.iterdir()] == [target.name]
+    if suffix == "png":
+        pixels = image.imread(target)
+        assert pixels.shape[1] > 1500
+        assert np.std(pixels) > 0.02
+    if suffix == "svg":
+        text = target.read_text()
+        assert "seed 0" in text
+
+
+def test_what_is_drawn(rows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Bounds, estimates and exact values are the rows' own; nothing is drawn that was not computed."""
+    kept = []
+    monkeypatch.setattr(check_plot, "_save", lambda figure, path, rows: kept.append(figure))
+    check_plot.plot_check(rows, str(tmp_path / "p.png"))
+    left, right = kept[0].axes
+    assert left.get_xscale() == left.get_yscale() == "log"
+    assert left.get_xlabel() == "visible keys n = i + 1"
+    mine = rows[(rows.claim == "tda-4.6") & (rows.noise == "gaussian")]
+    drawn = [line.get_ydata() for line in right.lines if len(line.get_ydata()) == len(mine)]
+    for column in ("estimate", "exact", "bound"):
+        assert any(np.array_equal(y, mine[column]) for y in drawn), column
+    texts = {text.get_text() for text in left.texts}
+    assert {"gaussian", "two-point", "laplace", "any law (worst case)"} <= texts
+    assert any("rademacher" in text for text in texts)
+
+
+def test_nothing_but_zeros(tmp_path: Path) -> None:
+    zeros = theory_lab.check(noise="rademacher", length=[100, 1000])
+    check_plot.plot_check(zeros, str(tmp_path / "p.png"))
+    assert (tmp_path / "p.png").exists()
+
+
+def test_one_length_and_many_constants(tmp_path: Path) -> None:
+    many = theory_lab.check(noise="gaussian", length=100, kappa=[0.5, 1, 2], rho=[0, 0.2], trials=1000)
+    check_plot.plot_check(many, str(tmp_path / "p.png"))
+
+
+@pytest.mark.parametrize("name", ["p.doc", "p", "missing/p.png"])
+def test_bad_files(rows, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="plot"):
+        check_plot.plot_check(rows, str(tmp_path / name))
+
+
+def test_full_disk(rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(check_plot.os, "replace", full)
+    with pytest.raises(StoreError, match="No space left"):
+        check_plot.plot_check(rows, str(tmp_path / "p.png"))
+    assert list(tmp_path.iterdir()) == []

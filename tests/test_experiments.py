@@ -1,0 +1,156 @@
+"""From settings to rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import theory_lab
+from theory_lab.errors import InputError
+from theory_lab.experiments import COLUMNS, Budget, Settings, build_cases, run
+
+
+def test_default_sweep_covers_what_it_says() -> None:
+    cases = build_cases(Settings())
+    assert {case.claim.id for case in cases} == {"tda-4.3", "tda-4.6"}
+    assert len({case.point.noise for case in cases}) == 10
+    lengths = {case.point.length for case in cases}
+    assert (min(lengths), max(lengths)) == (2, 2**30)
+
+
+def test_every_default_cell_is_precise() -> None:
+    """Relative error of every default cell at most 3%, and every row agrees with its exact value."""
+    rows = theory_lab.check()
+    assert list(rows.columns) == list(COLUMNS)
+    assert rows.relative_error.max() <= 0.03
+    assert not (rows.verdict == "INCONCLUSIVE").any()
+    assert set(rows[rows.verdict == "VIOLATED"].noise) == {"student-t(3)", "laplace"}
+    assert (rows[rows.assumptions == "met"].verdict == "HOLDS").all()
+    random = rows[rows.standard_error > 0]
+    z = (random.estimate - random.exact) / np.maximum(random.standard_error, 1e-12 * random.exact)
+    assert np.abs(z).max() < 6
+    assert (rows.ci_low <= rows.estimate).all()
+    assert (rows.estimate <= rows.ci_high * (1 + 1e-12)).all()
+
+
+def test_general_forms_join_where_they_say_something_else() -> None:
+    cases = build_cases(Settings(noise=("gaussian",), length=(100,), beta=(1.0, 0.8), rho=(0.0, 0.3)))
+    found = {(c.claim.id, c.point.beta, c.point.rho) for c in cases}
+    assert ("tda-4.3-general", 0.8, 0.0) in found
+    assert ("tda-4.3-general", 1.0, 0.0) not in found
+    assert ("tda-4.6-correlated", 1.0, 0.3) in found
+    assert ("tda-4.6-correlated", 1.0, 0.0) not in found
+
+
+def test_parameters_that_do_not_matter_make_no_rows() -> None:
+    rows = theory_lab.check("tda-4.3", noise="gaussian", length=10, rho=[0.0, 0.5], trials=1000)
+    assert len(rows) == 1
+    assert math.isnan(rows.rho[0])
+
+
+def test_one_cell_serves_two_claims() -> None:
+    rows = theory_lab.check(["tda-4.3", "tda-4.3-general"], noise="gaussian", length=10, beta=0.8, trials=1000)
+    assert rows.estimate.nunique() == 1
+    assert rows.bound.nunique() == 2
+
+
+@pytest.mark.parametrize("estimator", ["direct", "tail", "importance", "exact", "worst-case"])
+def test_selectable_estimators(estimator: str) -> None:
+    rows = theory_lab.check("tda-4.6", noise="gaussian", length=[2, 8], estimator=estimator, trials=200_000)
+    assert (rows.estimator == estimator).all()
+    if estimator == "worst-case":
+        assert (rows.noise == "any").all()
+        assert (rows.ci_low <= rows.ci_high).all()
+        assert rows.method.str.startswith("sandwich").all()
+    else:
+        np.testing.assert_allclose(rows.estimate, rows.exact, rtol=0.35)
+
+
+def test_worst_case_of_a_million_keys() -> None:
+    row = theory_lab.check("tda-4.3", length=10**6, estimator="worst-case").iloc[0]
+    assert row.ci_low == pytest.approx(0.999999, abs=1e-8)
+    assert row.ci_low <= row.ci_high <= 1.0
+
+
+def test_kappa_above_length_is_legal() -> None:
+    rows = theory_lab.check(noise=["gaussian", "two-point", "any"], length=3, kappa=5, trials=1000)
+    assert (rows.verdict == "HOLDS").all()
+
+
+def test_sequential_stops_when_decided_or_spent() -> None:
+    spent = theory_lab.check(
+        "tda-4.3", noise="two-point", length=10**6, estimator="tail", budget=Budget(trials=200_000)
+    )
+    assert spent.verdict.tolist() == ["INCONCLUSIVE"]
+    assert spent.trials[0] <= 200_000
+    assert spent.method.tolist() == ["beta-mixture"]
+    enough = theory_lab.check("tda-4.3", noise="two-point", length=10**6, estimator="tail", budget=Budget(seconds=60))
+    assert enough.verdict.tolist() == ["HOLDS"]
+    rare = theory_lab.check("tda-4.6", noise="gaussian", length=10**6, budget=Budget(seconds=60))
+    assert rare.verdict.tolist() == ["HOLDS"]
+    assert rare.method.tolist() == ["empirical-bernstein"]
+
+
+def test_sequential_resumes_to_the_same_rows(tmp_path) -> None:
+    asked = {"noise": ["gaussian", "two-point"], "length": [2, 10**4], "budget": Budget(trials=10**7)}
+    results = [name for name in COLUMNS if name != "seconds"]
+    first = theory_lab.check(**asked, out=tmp_path / "r")
+    again = theory_lab.check(**asked, out=tmp_path / "r", resume=True)
+    pd.testing.assert_frame_equal(first[results], again[results], check_exact=True)
+    pd.testing.assert_frame_equal(first[results], theory_lab.check(**asked)[results], check_exact=True)
+
+
+def test_no_time_left_gives_what_there_is() -> None:
+    rows = theory_lab.check("tda-4.3", noise="gaussian", length=[10, 100], budget=Budget(seconds=1e-9))
+    assert len(rows) == 0
+
+
+def test_interrupt_hands_over_finished_rows() -> None:
+    class Impatient(theory_lab.experiments.Silent):
+        def __init__(self) -> None:
+            self.finished = 0
+
+        def advance(self, finished: int, seconds: float) -> None:
+            self.finished += finished
+            if self.finished == 2:
+                raise KeyboardInterrupt
+
+    partial: list[pd.DataFrame] = []
+    settings = Settings(("tda-4.3",), ("gaussian",), (2, 4, 8, 16), trials=1000)
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, workers=1, progress=Impatient(), on_partial=partial.append)
+    assert len(partial[0]) == 2
+    assert set(partial[0].verdict) == {"HOLDS"}
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("length", 1.5),
+        ("length", "x"),
+        ("length", []),
+        ("kappa", "a"),
+        ("kappa", 0),
+        ("trials", 0),
+        ("trials", True),
+        ("head_dim", 2.5),
+        ("estimator", "guess"),
+        ("seed", -3),
+        ("alpha", 1.5),
+        ("noise", "nope"),
+        ("claims", "nope"),
+        ("bound_scale", -1.0),
+        ("workers", 0),
+    ],
+)
+def test_bad_arguments(argument: str, value: object) -> None:
+    with pytest.raises(InputError):
+        theory_lab.check(**{"noise": "gaussian", "length": 10, "trials": 100, argument: value})
+
+
+def test_bad_budget() -> None:
+    with pytest.raises(InputError, match="budget"):
+        Budget(trials=0)
