@@ -150,7 +150,7 @@ def _print_summary(console: Console, rows: pd.DataFrame, constants: list[str]) -
         ("claim", "l"),
         ("noise", "l"),
         *((_WORDS.get(name, name), "r") for name in constants),
-        ("tightest at n", "r"),
+        ("at n", "r"),
     ]
     lines = []
     for _, group in rows.groupby(["claim", "noise", *constants], sort=False, dropna=False):
@@ -162,7 +162,7 @@ def _print_summary(console: Console, rows: pd.DataFrame, constants: list[str]) -
     _print_widest(console, lines, head)
     low, high = length_text(rows.length.min()), length_text(rows.length.max())
     console.print(
-        f"One line for each claim and noise, over lengths n from {low} to {high}: the numbers where the estimate comes "
+        f"One line for each claim and noise, over lengths n from {low} to {high}: the numbers at the n where the estimate comes "
         f"closest to the bound, and how many lengths have the worst verdict. --full prints all {len(rows)} rows.",
         soft_wrap=True,
     )
