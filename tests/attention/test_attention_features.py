@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from attention_inputs import NAMES
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from theory_lab.attention import Mechanism, feature_table, get, measure_features
 from theory_lab.attention.base import Scope, safe_softmax
-from theory_lab.attention.features import COLUMNS, PAPER, Features
+from theory_lab.attention.features import COLUMNS, PAPER, Features, markdown_table
 from theory_lab.errors import InputError
 
 
@@ -100,6 +102,18 @@ def test_a_mechanism_of_ones_own() -> None:
         measure_features(3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="name"):
         measure_features("nothing")
+
+
+def test_documented_table_is_the_measured_one(table: dict[str, Features]) -> None:
+    """Names and answers of the table in the documentation; its margins may round differently elsewhere."""
+    page = Path(__file__).parents[2] / "docs" / "mechanisms.md"
+
+    def answers(text: str) -> list[list[str]]:
+        rows = [line.strip("| ").split("|") for line in text.splitlines() if line.startswith("| ")]
+        cells = [[cell.strip().split(" (")[0] for cell in row] for row in rows if len(row) >= 6]
+        return [row[:6] for row in cells]
+
+    assert answers(page.read_text(encoding="utf-8")) == answers(markdown_table(table.values()))
 
 
 def test_same_seed_same_answer() -> None:

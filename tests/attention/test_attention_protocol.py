@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -40,6 +42,45 @@ def test_float32_agrees_with_float64(name: str) -> None:
     wide, narrow = inputs(m.views).call(m), inputs(m.views, dtype=torch.float32).call(m)
     close(narrow.weights.double(), wide.weights, 0.0, 2e-5)
     close(narrow.output.double(), wide.output, 1e-3, 1e-3)
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_floats_are_rounded_once(name: str, dtype: torch.dtype) -> None:
+    m = build(name)
+    data = inputs(m.views, dtype=dtype)
+    narrow, wide = data.call(m), data.map(lambda _, t: t.float()).call(m)
+    assert torch.equal(narrow.output, wide.output.to(dtype))
+    assert torch.equal(narrow.weights, wide.weights.to(dtype))
+    scores = torch.linspace(-0.9, 0.9, 2 * 4 * 6 * 6, dtype=torch.float64).reshape(2, 4, 6, 6).to(dtype)
+    extra = side(m, scores)
+    again = m.weights(scores.float(), causal=True, **{f: v if f == "head_dim" else v.float() for f, v in extra.items()})
+    assert torch.equal(m.weights(scores, causal=True, **extra), again.to(dtype))
+
+
+@every
+def test_everything_stays_on_the_device_of_the_inputs(name: str) -> None:
+    """With another default device, a tensor made without naming the device would not mix with the inputs."""
+    m = build(name)
+    data = inputs(m.views).map(lambda _, t: t.clone().requires_grad_())
+    key_mask = torch.arange(9) < 8
+    want = data.call(m, key_mask=key_mask).output
+    with torch.device("meta"):
+        got = data.call(m, key_mask=key_mask).output
+        got.sum().backward()
+    assert torch.equal(got, want)
+
+
+@every
+def test_copies_and_pickles(name: str) -> None:
+    m = build(name)
+    data = inputs(m.views)
+    want = data.call(m).output
+    assert torch.equal(data.call(copy.deepcopy(m)).output, want)
+    assert torch.equal(data.call(pickle.loads(pickle.dumps(m))).output, want)
+    lowered = copy.deepcopy(m).to(torch.float32)
+    assert all(p.dtype == torch.float32 for p in lowered.parameters())
+    close(data.call(lowered).output, want, 1e-4, 1e-4)
 
 
 @every
@@ -95,13 +136,18 @@ def test_noncausal(name: str) -> None:
     assert (full.weights[:, :, 0, 1:] != 0).any()
 
 
-@every
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [
+        pytest.param(n, c, id=f"{n}-{'causal' if c else 'full'}")
+        for n in NAMES
+        for c in (True, False)
+        if c or not resolve(n).causal_only
+    ],
+)
 def test_gradients(name: str, causal: bool) -> None:
     """gradcheck to q, k, v, hidden states and every parameter: beta, lambda, alpha, temperatures, gates."""
     m = build(name, heads=2, dim=4, value_dim=3)
-    if m.causal_only and not causal:
-        pytest.skip("defined by the decoding order")
     data = inputs(m.views, batch=1, heads=2, groups=1, queries=5, keys=5, dim=4, value_dim=3, seed=4)
     tensors: list[Tensor] = [t for t in (data.q, data.k, data.v, data.q2, data.k2, data.x) if t is not None]
     names = [n for n, _ in m.named_parameters()]

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from theory_lab.attention import doubledouble as dd
-from theory_lab.attention.base import Mechanism, Scope, check_number, check_tensor, safe_softmax, shape_of
+from theory_lab.attention.base import Mechanism, Scope, safe_softmax
+from theory_lab.attention.checks import check_number, check_tensor, shape_of
 from theory_lab.errors import InputError
 
 _MAX_PASSES = 64

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from theory_lab.attention.alpha_entmax import Entmax
-from theory_lab.attention.base import Scope, check_number
+from theory_lab.attention.base import Scope
+from theory_lab.attention.checks import check_number
 
 
 class ASEntmaxTheta(Entmax):

@@ -22,7 +22,18 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from theory_lab.attention.checks import (
+    check_key_mask,
+    check_mask,
+    check_number,
+    check_tensor,
+    same_kind,
+    shape_of,
+)
 from theory_lab.errors import InputError
+
+# Too coarse to count keys in: computed in float32 and rounded once.
+_NARROW = (torch.float16, torch.bfloat16)
 
 
 class AttentionResult(NamedTuple):
@@ -74,26 +85,6 @@ class Scope:
         if self.x.ndim != 3 or self.x.shape[-1] != width:
             raise InputError("x", shape_of(self.x), f"hidden states of shape (B, T, {width})")
         return self.x
-
-
-def shape_of(tensor: Tensor) -> str:
-    return f"shape {tuple(tensor.shape)}"
-
-
-def check_number(
-    field: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = True
-) -> float:
-    """`value` as a float, or an InputError that names the interval."""
-    interval = f"a number in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise InputError(field, repr(value), interval) from None
-    above = number > low if open_low else number >= low
-    below = number < high if open_high else number <= high
-    if not (above and below):
-        raise InputError(field, repr(value), interval)
-    return number
 
 
 def safe_softmax(scores: Tensor, visible: Tensor) -> Tensor:
@@ -205,6 +196,15 @@ class Mechanism(nn.Module):
             NaN or +inf scores, no keys, shapes, devices or dtypes that do not fit, a missing side input.
         """
         views = self._views(scores, scores2)
+        if scores.dtype in _NARROW:
+            for field, tensor in (("x", x), ("q", q)):
+                if tensor is not None:
+                    same_kind(field, tensor, scores)
+            wide = {f: None if t is None else t.float() for f, t in (("scores2", scores2), ("x", x), ("q", q))}
+            made = self.weights(
+                scores.float(), causal=causal, key_mask=key_mask, mask=mask, n=n, head_dim=head_dim, **wide
+            )
+            return made.to(scores.dtype)
         flat = scores.ndim == 1
         if flat:
             views = tuple(s[None, :] for s in views)
@@ -250,8 +250,16 @@ class Mechanism(nn.Module):
             As in :meth:`weights`.
         """
         self._check_qkv(q, k, v, q2, k2)
+        if x is not None:
+            same_kind("x", x, q)
+        if q.dtype in _NARROW:
+            second = {f: None if t is None else t.float() for f, t in (("q2", q2), ("k2", k2), ("x", x))}
+            made = self.forward(
+                q.float(), k.float(), v.float(), causal=causal, key_mask=key_mask, mask=mask, n=n, **second
+            )
+            return AttentionResult(made.output.to(q.dtype), made.weights.to(q.dtype))
         if key_mask is not None:
-            key_mask = _check_key_mask(key_mask, k.shape[0], k.shape[2], k.device)
+            key_mask = check_key_mask(key_mask, k.shape[0], k.shape[2], k.device)
             # Padding may hold anything, NaN too; 0 * NaN would reach the output and the gradients.
             pad = ~key_mask.expand(k.shape[0], -1)[:, None, :, None]
             k, v = k.masked_fill(pad, 0.0), v.masked_fill(pad, 0.0)
@@ -399,10 +407,10 @@ class Mechanism(nn.Module):
             visible = visible & torch.tril(order, diagonal=s - t)
         if key_mask is not None:
             batch = scores.shape[0] if scores.ndim == 4 else 1
-            key_mask = _check_key_mask(key_mask, batch, s, scores.device)
+            key_mask = check_key_mask(key_mask, batch, s, scores.device)
             visible = visible & (key_mask if key_mask.shape[0] == 1 else key_mask[:, None, None, :])
         if mask is not None:
-            visible = visible & _check_mask(mask, scores)
+            visible = visible & check_mask(mask, scores)
         for field, view in zip(("scores", "scores2"), views, strict=False):
             seen = view.masked_fill(~visible, 0.0)
             if bool(torch.isnan(seen).any()):
@@ -430,49 +438,3 @@ class Mechanism(nn.Module):
             if tensor is not None:
                 same_kind(field, tensor, scores)
         return Scope(visible, count, causal, head_dim, x, q), views
-
-
-def check_tensor(field: str, tensor: Tensor, ndim: int, *, exact: bool = False) -> None:
-    """A floating tensor with at least (or exactly) `ndim` dimensions, or an InputError."""
-    if not isinstance(tensor, Tensor):
-        raise InputError(field, type(tensor).__name__, "a torch tensor")
-    if not tensor.is_floating_point():
-        raise InputError(field, str(tensor.dtype), "a floating dtype")
-    if tensor.ndim < ndim or (exact and tensor.ndim != ndim):
-        raise InputError(field, shape_of(tensor), f"{'' if exact else 'at least '}{ndim} dimensions")
-
-
-def same_kind(field: str, tensor: Tensor, reference: Tensor) -> None:
-    """Same dtype and device, or an InputError."""
-    if tensor.dtype != reference.dtype:
-        raise InputError(field, str(tensor.dtype), f"the dtype of the rest, {reference.dtype}")
-    if tensor.device != reference.device:
-        raise InputError(field, str(tensor.device), f"the device of the rest, {reference.device}")
-
-
-def _check_key_mask(key_mask: Tensor, batch: int, keys: int, device: torch.device) -> Tensor:
-    allowed = f"boolean of shape ({keys},) or ({batch}, {keys}) on {device}, False at padding"
-    if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
-        raise InputError("key_mask", str(getattr(key_mask, "dtype", type(key_mask).__name__)), allowed)
-    if key_mask.ndim == 1:
-        key_mask = key_mask[None, :]
-    if key_mask.ndim != 2 or key_mask.shape[1] != keys or key_mask.shape[0] not in (1, batch):
-        raise InputError("key_mask", shape_of(key_mask), allowed)
-    if key_mask.device != device:
-        raise InputError("key_mask", str(key_mask.device), allowed)
-    return key_mask
-
-
-def _check_mask(mask: Tensor, scores: Tensor) -> Tensor:
-    allowed = f"boolean, broadcastable to {shape_of(scores)} on {scores.device}, False where masked"
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise InputError("mask", str(getattr(mask, "dtype", type(mask).__name__)), allowed)
-    try:
-        fits = torch.broadcast_shapes(mask.shape, scores.shape) == scores.shape
-    except RuntimeError:
-        fits = False
-    if not fits:
-        raise InputError("mask", shape_of(mask), allowed)
-    if mask.device != scores.device:
-        raise InputError("mask", str(mask.device), allowed)
-    return mask

@@ -17,7 +17,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from theory_lab.attention.base import Mechanism, Scope, check_number, rms_norm, safe_softmax
+from theory_lab.attention.base import Mechanism, Scope, rms_norm, safe_softmax
+from theory_lab.attention.checks import check_number
 from theory_lab.attention.rela import relu_power
 from theory_lab.errors import InputError
 

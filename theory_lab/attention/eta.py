@@ -18,7 +18,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from theory_lab.attention.base import Mechanism, Scope, check_number, check_tensor, safe_softmax, same_kind, shape_of
+from theory_lab.attention.base import Mechanism, Scope, safe_softmax
+from theory_lab.attention.checks import check_number, check_tensor, same_kind, shape_of
 from theory_lab.errors import InputError
 
 PRUNINGS = ("drop", "renormalize", "exact")

@@ -193,3 +193,24 @@ def _positions(m: Mechanism, g: torch.Generator) -> float:
             after = m.weights(*(s[..., order] for s in row), causal=True, **side)
             worst = max(worst, float((after - before[..., order]).abs().max()))
     return worst
+
+
+def markdown_table(features: Iterable[Features]) -> str:
+    """The measured columns as a Markdown table, with margins, and the paper's statement where it makes one."""
+    head = "| mechanism | exact zeros | signed | no sum-to-one | length-aware | by position | the paper |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for f in features:
+        cells = [f"yes ({m.margin:.1g})" if m.holds else "no" for m in (*_measured(f), f.position_dependent)]
+        stated = PAPER.get(f.name)
+        if stated is None:
+            paper = ""
+        elif f.disagreements():
+            paper = "disagrees on " + ", ".join(f.disagreements())
+        else:
+            paper = "agrees"
+        lines.append(f"| {f.name} | " + " | ".join([*cells, paper]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _measured(f: Features) -> tuple[Measured, ...]:
+    return (f.exact_zeros, f.signed_weights, f.no_sum_to_one, f.length_aware)

@@ -16,7 +16,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from theory_lab.attention.base import Mechanism, Scope, check_number, safe_softmax
+from theory_lab.attention.base import Mechanism, Scope, safe_softmax
+from theory_lab.attention.checks import check_number
 
 
 def log_softplus(x: Tensor) -> Tensor:

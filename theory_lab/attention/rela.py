@@ -13,7 +13,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from theory_lab.attention.base import Mechanism, Scope, check_number, rms_norm
+from theory_lab.attention.base import Mechanism, Scope, rms_norm
+from theory_lab.attention.checks import check_number
 
 
 def relu_power(x: Tensor, p: float) -> Tensor:

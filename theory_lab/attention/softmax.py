@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from theory_lab.attention.base import Mechanism, Scope, check_number, safe_softmax
+from theory_lab.attention.base import Mechanism, Scope, safe_softmax
+from theory_lab.attention.checks import check_number
 from theory_lab.errors import InputError
 
 

@@ -13,7 +13,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from theory_lab.attention.base import Mechanism, Scope, check_number, rms_norm
+from theory_lab.attention.base import Mechanism, Scope, rms_norm
+from theory_lab.attention.checks import check_number
 from theory_lab.attention.rela import relu_power
 
 
