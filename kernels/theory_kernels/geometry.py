@@ -9,7 +9,6 @@ Shape legend, used in every module of the package::
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -91,9 +90,9 @@ def _coefficients(max_n: int, kappa: float, head_dim: int, device: torch.device)
     return (2.0 * (n / kappa).log().clamp_min(0.0) / head_dim).sqrt()
 
 
-@functools.lru_cache(maxsize=64)
-def _cached_coefficients(max_n: int, kappa: float, head_dim: int, device: torch.device) -> torch.Tensor:
-    return _coefficients(max_n, kappa, head_dim, device).float()
+# Tables of past calls; a CUDA graph capture reads them but must not add one that lives in its own pool.
+_TABLES: dict[tuple[int, float, int, torch.device], torch.Tensor] = {}
+_MAX_TABLES = 64
 
 
 def tau_coefficients(
@@ -122,10 +121,17 @@ def tau_coefficients(
     """
     if dtype == torch.float64:
         return _coefficients(max_n, kappa, head_dim, device)
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if capturing or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return _coefficients(max_n, kappa, head_dim, device).float()
-    return _cached_coefficients(max_n, kappa, head_dim, device)
+    key = (max_n, kappa, head_dim, device)
+    table = _TABLES.get(key)
+    if table is None:
+        table = _coefficients(max_n, kappa, head_dim, device).float()
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            if len(_TABLES) >= _MAX_TABLES:
+                _TABLES.pop(next(iter(_TABLES)))
+            _TABLES[key] = table
+    return table
 
 
 def split_packed(geometry: Geometry) -> list[tuple[slice, slice, Geometry]]:

@@ -124,7 +124,7 @@ def _operands_kernel(
             margin = size * key_residual + residual * key_size + slack
             level = (tau - margin) / (scale * key_scale)
             # Rounded outwards: the float32 error of level is below |level| * 1e-6 + 1.
-            level = tl.minimum(tl.maximum(level - tl.abs(level) * 1e-6, -2.0e9), 2.0e9)
+            level = tl.minimum(tl.maximum(level - tl.abs(level) * 1e-6, -1.0e9), 1.0e9)
             tl.store(LEVEL + bh * T + rows, tl.floor(level).to(tl.int32) - 2, mask=rows < T)
 
 
@@ -153,7 +153,6 @@ def _screen_tile(
     BN: tl.constexpr, G: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     NG: tl.constexpr = BN // G
-    TPW: tl.constexpr = 32 // NG
     keys = j * BN + tl.arange(0, BN)
     if MASKED or D != DP:
         k = tl.load(at + step, mask=(keys < hi)[None, :] & (cols < D)[:, None], other=0)
@@ -167,19 +166,40 @@ def _screen_tile(
         seen = (keys < hi)[None, :]
         if CAUSAL:
             seen = seen & (keys[None, :] <= pos[:, None])
-        acc = tl.where(seen, acc, -2147483648)
+        acc = tl.where(seen, acc, -268435456)
     # Eight columns stay apart: they lie in different threads of the product's layout, so the
     # maximum needs no exchange between threads until a whole word of flags is full.
     best = tl.max(tl.reshape(acc, [BM, NG, G // 8, 8]), 2)
-    hit = (best > thr[:, None, None]).to(tl.int32)
-    return bits | (hit << ((j % TPW) * NG + tl.arange(0, NG)[None, :, None]))
+    # The sign of thr - best is the flag; shifting it in is one funnel shift.
+    sign = (thr[:, None, None] - best).to(tl.uint32, bitcast=True) >> 31
+    return (bits << 1) | sign
 
 
 @triton.jit
-def _flush(at, word, inside, bits, BM: tl.constexpr, GM: tl.constexpr, NG: tl.constexpr, UPCAST: tl.constexpr):
-    """OR the flags of GM rows each and write one word a row group."""
-    flat = tl.reshape(bits, [BM // GM, GM * NG * 8])
-    tl.store(at + word, any_bits(flat, UPCAST), mask=inside)
+def _spread(x):
+    """Bits 0..15 to the even places."""
+    x = (x | (x << 8)) & 0x00FF00FF
+    x = (x | (x << 4)) & 0x0F0F0F0F
+    x = (x | (x << 2)) & 0x33333333
+    return (x | (x << 1)) & 0x55555555
+
+
+@triton.jit
+def _flush(at, word, inside, bits, count, BM: tl.constexpr, GM: tl.constexpr, NG: tl.constexpr, UPCAST: tl.constexpr):
+    """OR the ``count`` flags shifted in for GM rows each, and write one word a row group, tile 0 in bit 0."""
+    TPW: tl.constexpr = 32 // NG
+    lane = tl.arange(0, NG)[None, :, None].to(tl.uint32)
+    bits = (bits << (TPW - count).to(tl.uint32)) << (lane * TPW)
+    flat = tl.reshape(bits.to(tl.int32, bitcast=True), [BM // GM, GM * NG * 8])
+    x = any_bits(flat, UPCAST).to(tl.uint32, bitcast=True)
+    x = ((x >> 1) & 0x55555555) | ((x & 0x55555555) << 1)
+    x = ((x >> 2) & 0x33333333) | ((x & 0x33333333) << 2)
+    x = ((x >> 4) & 0x0F0F0F0F) | ((x & 0x0F0F0F0F) << 4)
+    x = ((x >> 8) & 0x00FF00FF) | ((x & 0x00FF00FF) << 8)
+    x = (x >> 16) | (x << 16)
+    if NG == 2:
+        x = _spread(x >> 16) | (_spread(x & 0xFFFF) << 1)
+    tl.store(at + word, x.to(tl.int32, bitcast=True), mask=inside)
 
 
 @triton.jit
@@ -208,7 +228,7 @@ def _sample_kernel(
     k_base = ((b * G + h // (H // G)) * S + k0).to(tl.int64) * D
     q = load_rows(Q8 + q_base * D, first, q_len, cols, D, D, DP, B, True)
     k = load_rows(K8 + k_base, key, hi, cols, D, D, DP, B, True)
-    thr = tl.load(THR + q_base + rows, mask=rows < q_len, other=2147483647)
+    thr = tl.load(THR + q_base + rows, mask=rows < q_len, other=1000000000)
     if UPCAST:
         acc = tl.dot(q.to(tl.float32), tl.trans(k).to(tl.float32)).to(tl.int32)
     else:
@@ -247,7 +267,7 @@ def _screen_kernel(
     pos = rows + off
     cols = tl.arange(0, DP)
     q = load_rows(Q8 + q_base * D, first, q_len, cols, D, D, DP, BM, True)
-    thr = tl.load(THR + q_base + rows, mask=rows < q_len, other=2147483647)
+    thr = tl.load(THR + q_base + rows, mask=rows < q_len, other=1000000000)
     hi = k_len
     full = k_len // BN
     if CAUSAL:
@@ -265,21 +285,21 @@ def _screen_kernel(
             for word in range(0, tl.cdiv(stop, TPW)):
                 tl.store(word_at + word, tl.full([BM // GRAIN], -1, tl.int32), mask=inside)
             return
-    bits = tl.zeros([BM, NG, 8], tl.int32)
+    bits = tl.zeros([BM, NG, 8], tl.uint32)
     for j in range(0, full):
         bits = _screen_tile(q, at, step, j, hi, cols, bits, thr, pos, D, DP, BM, BN, GRAIN, CAUSAL, False, UPCAST)
         if j % TPW == TPW - 1:
-            _flush(word_at, j // TPW, inside, bits, BM, GRAIN, NG, UPCAST)
-            bits = tl.zeros([BM, NG, 8], tl.int32)
+            _flush(word_at, j // TPW, inside, bits, full * 0 + TPW, BM, GRAIN, NG, UPCAST)
+            bits = tl.zeros([BM, NG, 8], tl.uint32)
         at += BN * D
     for j in tl.range(full, stop, num_stages=1):
         bits = _screen_tile(q, at, step, j, hi, cols, bits, thr, pos, D, DP, BM, BN, GRAIN, CAUSAL, True, UPCAST)
         if j % TPW == TPW - 1:
-            _flush(word_at, j // TPW, inside, bits, BM, GRAIN, NG, UPCAST)
-            bits = tl.zeros([BM, NG, 8], tl.int32)
+            _flush(word_at, j // TPW, inside, bits, full * 0 + TPW, BM, GRAIN, NG, UPCAST)
+            bits = tl.zeros([BM, NG, 8], tl.uint32)
         at += BN * D
     if stop % TPW != 0:
-        _flush(word_at, stop // TPW, inside, bits, BM, GRAIN, NG, UPCAST)
+        _flush(word_at, stop // TPW, inside, bits, stop % TPW, BM, GRAIN, NG, UPCAST)
 
 
 @triton.jit
@@ -394,6 +414,8 @@ def screen(
     Heads that ``flags`` calls dense get all their bits set, unseen.
     """
     options = dict(SCREEN_OPTIONS)
+    if options["BN"] > 2 * grain:
+        raise ValueError(f"a screen tile spans at most 2 key tiles of {grain}, got {options['BN']} keys")
     if INTERPRETED:
         options = {"BM": grain, "BN": grain}
     blocks = triton.cdiv(geometry.max_q, options["BM"])
