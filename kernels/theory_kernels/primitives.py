@@ -153,6 +153,9 @@ def live_words_of_two(at, other, first, NW):
 
 
 @triton.jit
-def is_dense(flags, SAMPLES: tl.constexpr, LIMIT: tl.constexpr):
-    """Did at least LIMIT of the sampled tiles hold a possible survivor?"""
-    return tl.sum(tl.load(flags + tl.arange(0, SAMPLES)), 0) >= LIMIT
+def is_dense(flags, HEADS, SAMPLES: tl.constexpr, LIMIT: tl.constexpr):
+    """Did at least LIMIT of the sampled tiles a head hold a possible survivor, over HEADS heads in a row?"""
+    total = tl.zeros([SAMPLES], tl.int32)
+    for head in range(0, HEADS):
+        total += tl.load(flags + head * SAMPLES + tl.arange(0, SAMPLES))
+    return tl.sum(total, 0) >= LIMIT * HEADS

@@ -20,9 +20,6 @@ import triton.language as tl
 from .geometry import Geometry
 from .primitives import INTERPRETED, any_bits, is_dense, load_rows, sequence, unit_rows
 
-# Tiles tried a head, and how many of them must be active for the dense path.
-SAMPLES = 4 if INTERPRETED else 32
-DENSE_FROM = SAMPLES // 2
 # Found on an H200: three programs fit a multiprocessor, one's maxima run beside the others' products.
 SCREEN_OPTIONS = {"BM": 128, "BN": 128, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
 
@@ -280,7 +277,7 @@ def _screen_kernel(
     inside = groups < NI
     stop = tl.cdiv(hi, BN)
     if GATE:
-        if is_dense(FLAGS + nh * SAMPLES, SAMPLES, LIMIT):
+        if is_dense(FLAGS + nh * SAMPLES, 1, SAMPLES, LIMIT):
             # Flags of tiles past the last key do no harm: the exact kernels mask what lies there.
             for word in range(0, tl.cdiv(stop, TPW)):
                 tl.store(word_at + word, tl.full([BM // GRAIN], -1, tl.int32), mask=inside)
@@ -393,25 +390,25 @@ def _common(q: Operand, k: Operand, geometry: Geometry, other: torch.Tensor) -> 
 def _flags(q: Operand, geometry: Geometry) -> dict:
     return {
         "D": q.unit.shape[-1], "DP": max(32, padded(q.unit.shape[-1])), "CAUSAL": geometry.causal,
-        "RAGGED": geometry.layout is not None, "PACKED": geometry.packed, "SAMPLES": SAMPLES,
-        "UPCAST": INTERPRETED,
+        "RAGGED": geometry.layout is not None, "PACKED": geometry.packed, "UPCAST": INTERPRETED,
     }  # fmt: skip
 
 
 def sample(q: Operand, k: Operand, geometry: Geometry, flags: torch.Tensor, first: bool) -> None:
-    """Try SAMPLES tiles of every head; ``flags`` (N * H, SAMPLES) int32 is set, or joined after the first view."""
+    """Try some tiles of every head; ``flags`` (N * H, tiles tried) int32 is set, or joined after the first view."""
     _sample_kernel[(flags.numel(),)](
         q.int8, k.int8, q.level, flags, *_common(q, k, geometry, flags), **_flags(q, geometry),
-        B=32 if INTERPRETED else 64, FIRST=first, num_warps=4,
+        B=32 if INTERPRETED else 64, SAMPLES=flags.shape[1], FIRST=first, num_warps=4,
     )  # fmt: skip
 
 
 def screen(
-    q: Operand, k: Operand, geometry: Geometry, words: torch.Tensor, grain: int, flags: torch.Tensor | None = None
+    q: Operand, k: Operand, geometry: Geometry, words: torch.Tensor, grain: int,
+    flags: torch.Tensor | None = None, limit: int = 0,
 ) -> None:
     """Fill ``words`` (N * H, row groups, words), zero on entry: bit j of a row group tells of its key tile j.
 
-    Heads that ``flags`` calls dense get all their bits set, unseen.
+    Heads of which ``flags`` has at least ``limit`` set count as dense and get all their bits, unseen.
     """
     options = dict(SCREEN_OPTIONS)
     if options["BN"] > 2 * grain:
@@ -423,7 +420,7 @@ def screen(
     _screen_kernel[(words.shape[0] * blocks,)](
         q.int8, k.int8, q.level, words, words if flags is None else flags, *_common(q, k, geometry, words),
         words.shape[1], words.shape[2], blocks, **_flags(q, geometry), GRAIN=grain, GATE=flags is not None,
-        LIMIT=DENSE_FROM, **options,
+        SAMPLES=1 if flags is None else flags.shape[1], LIMIT=limit, **options,
     )  # fmt: skip
 
 

@@ -178,7 +178,7 @@ def _attention(
     if chosen == "reference":
         return reference.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps)
     q2, k2 = views[1] if len(views) == 2 else (None, None)
-    out, _, _ = threshold_forward(
+    out, _, _, _ = threshold_forward(
         q, k, q2, k2, v, beta, lam, geometry.layout, geometry.sequences, geometry.max_q, geometry.max_k,
         geometry.offset, geometry.packed, geometry.causal, kappa, power, normalize, rms_eps, chosen, screen_from,
     )  # fmt: skip

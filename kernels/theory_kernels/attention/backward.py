@@ -17,6 +17,7 @@ from ..primitives import (
     bit_count,
     dot,
     first_bit,
+    is_dense,
     live_words,
     live_words_of_two,
     load_rows,
@@ -67,12 +68,13 @@ def _query_tile(
 
 @triton.jit
 def query_kernel(
-    Q1, K1, Q2, K2, V, DO, TAU, LAM, INV1, INV2, DQ1, DQ2, DTAU, DLAM, WORDS, LAYOUT,
+    Q1, K1, Q2, K2, V, DO, TAU, LAM, INV1, INV2, DQ1, DQ2, DTAU, DLAM, WORDS, FLAGS, LAYOUT,
     N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, plane, BLOCKS, tau_b, tau_h, vb, vh, vs,
     D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr, CAUSAL: tl.constexpr,
     RAGGED: tl.constexpr, PACKED: tl.constexpr, LISTED: tl.constexpr, NORMALIZE: tl.constexpr,
-    PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    GATE: tl.constexpr, SAMPLES: tl.constexpr, LIMIT: tl.constexpr, PREC: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     nh = pid // BLOCKS
@@ -82,6 +84,9 @@ def query_kernel(
     first = block * BM
     if first >= q_len:
         return
+    if GATE:
+        if is_dense(FLAGS + nh * SAMPLES, 1, SAMPLES, LIMIT) == LISTED:
+            return
     b = n * 0 if PACKED else n
     kh = b * G + h // (H // G)
     q_row = (b * H + h).to(tl.int64) * T + q0
@@ -188,12 +193,13 @@ def _key_tile(
 
 @triton.jit
 def key_kernel(
-    Q1, K1, Q2, K2, V, DO, TAU, LAM, INV1, INV2, DK1, DK2, DV, WORDS, LAYOUT,
+    Q1, K1, Q2, K2, V, DO, TAU, LAM, INV1, INV2, DK1, DK2, DV, WORDS, FLAGS, LAYOUT,
     N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NJ, NIW, BLOCKS, tau_b, tau_h, vb, vh, vs,
     D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr, CAUSAL: tl.constexpr,
     RAGGED: tl.constexpr, PACKED: tl.constexpr, LISTED: tl.constexpr, NORMALIZE: tl.constexpr,
-    PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    GATE: tl.constexpr, SAMPLES: tl.constexpr, LIMIT: tl.constexpr, PREC: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     # The first keys are seen by the most rows, so they come first.
@@ -204,6 +210,10 @@ def key_kernel(
     first = block * BN
     if first >= k_len:
         return
+    if GATE:
+        # The heads of a group share dK and dV, so they take one path; both give the same sums.
+        if is_dense(FLAGS + (n * H + g * (H // G)) * SAMPLES, H // G, SAMPLES, LIMIT) == LISTED:
+            return
     b = n * 0 if PACKED else n
     k_row = (b * G + g).to(tl.int64) * S + k0
     keys = first + tl.arange(0, BN)

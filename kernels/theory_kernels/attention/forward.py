@@ -82,7 +82,7 @@ def forward_kernel(
         return
     if GATE:
         # Both paths are launched and each head takes one: the choice never leaves the device.
-        if is_dense(FLAGS + nh * SAMPLES, SAMPLES, LIMIT) == LISTED:
+        if is_dense(FLAGS + nh * SAMPLES, 1, SAMPLES, LIMIT) == LISTED:
             return
     b = n * 0 if PACKED else n
     kh = b * G + h // (H // G)

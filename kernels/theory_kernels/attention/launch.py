@@ -9,10 +9,10 @@ import triton
 
 from ..geometry import Geometry, Gradients, rows_of, tau_coefficients, visible_counts
 from ..primitives import INTERPRETED
-from ..screen import DENSE_FROM, SAMPLES, padded, prepare, sample, screen, transpose
+from ..screen import padded, prepare, sample, screen, transpose
 from .backward import key_kernel, query_kernel
 from .forward import forward_kernel
-from .plan import SPLIT_ROWS, TILE, Plan
+from .plan import DENSE_FROM, SAMPLES, SPLIT_ROWS, TILE, Plan
 
 Views = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -85,7 +85,6 @@ class _Call:
         self.dims = (
             geometry.sequences, self.h, self.g, self.t, self.s, geometry.max_q, geometry.max_k, geometry.offset,
         )  # fmt: skip
-        self.tau_strides = self.tau.stride()[:2]
         self.v_strides = self.v.stride()[:3]
         self.flags = {
             "D": self.d, "DP": padded(self.d), "E": self.e, "EP": padded(self.e), "VIEWS": self.views,
@@ -124,15 +123,16 @@ def forward(
     normalize: bool,
     rms_eps: float | None,
     plan: Plan,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return output, output scale and bitmap; see :mod:`.operator`."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return output, output scale, bitmap and density flags; see :mod:`.operator`."""
     call = _Call(views, v, beta, lam, geometry, kappa, power)
     q = views[0][0]
     shape = (call.b, call.h, call.t, call.e)
     words = torch.zeros(plan.bitmap, dtype=torch.int32, device=q.device)
+    flags = torch.empty((words.shape[1], plan.samples), dtype=torch.int32, device=q.device)
     if call.empty:
         scale = torch.full(shape[:3] if rms_eps is not None else (0,), (rms_eps or 1.0) ** -0.5, device=q.device)
-        return torch.zeros(shape, dtype=v.dtype, device=q.device), scale, words
+        return torch.zeros(shape, dtype=v.dtype, device=q.device), scale, words, flags
     out = call.like(v, shape)
     scale = torch.empty(shape[:3] if rms_eps is not None else (0,), dtype=torch.float32, device=q.device)
     if rms_eps is not None and call.ragged:
@@ -140,18 +140,17 @@ def forward(
     operands = [call.prepare(view, normalize, plan.screened) for view in views]
     rows = [(a.unit, b.unit) for a, b in operands]
     if plan.screened:
-        flags = torch.empty((words.shape[1], SAMPLES), dtype=torch.int32, device=q.device)
         for index, (a, b) in enumerate(operands):
             sample(a, b, geometry, flags, index == 0)
         for index, (a, b) in enumerate(operands):
-            screen(a, b, geometry, words[index], TILE, flags)
+            screen(a, b, geometry, words[index], TILE, flags, DENSE_FROM)
         _run_forward(call, rows, out, scale, words, "listed", rms_eps, flags)
         _run_forward(call, rows, out, scale, words, "forward", rms_eps, flags)
     elif geometry.max_q <= SPLIT_ROWS and geometry.max_k > 4 * TILE:
         _split_forward(call, rows, out, scale, words, rms_eps)
     else:
         _run_forward(call, rows, out, scale, words, "forward", rms_eps)
-    return out, scale, words
+    return out, scale, words, flags
 
 
 def _run_forward(call, operands, out, scale, words, kind, rms_eps, flags=None, splits=1, span=0, plane=0) -> None:
@@ -162,7 +161,7 @@ def _run_forward(call, operands, out, scale, words, kind, rms_eps, flags=None, s
     forward_kernel[(call.geometry.sequences * call.h * blocks * splits,)](
         q1, k1, q2, k2, call.v, call.tau, call.lam, out, scale, words, words if flags is None else flags,
         call.layout, *call.dims, words.shape[2], words.shape[3], words.stride(0) if listed else plane, blocks,
-        splits, span, *call.tau_strides, *call.v_strides, 0.0 if rms_eps is None else rms_eps,
+        splits, span, *call.tau.stride()[:2], *call.v_strides, 0.0 if rms_eps is None else rms_eps,
         **call.flags, BM=tiles.rows, BN=tiles.keys, LISTED=listed, SPLIT=kind == "split", GATE=flags is not None,
         SAMPLES=SAMPLES, LIMIT=DENSE_FROM, RMS=rms_eps is not None and kind != "split", **tiles.options(),
     )  # fmt: skip
@@ -192,6 +191,7 @@ def backward(
     beta: torch.Tensor,
     lam: torch.Tensor | None,
     words: torch.Tensor,
+    flags: torch.Tensor,
     geometry: Geometry,
     kappa: float,
     power: float,
@@ -211,26 +211,25 @@ def backward(
     dv = call.like(v, (*v.shape,))
     dtau = call.like(call.tau, (call.b, call.h, call.t))
     dlam = call.like(dtau) if call.views == 2 else dtau
-    kind = "listed" if listed else "backward"
-    tiles = _tiles(kind, max(call.flags["DP"], call.flags["EP"]), call.views, v.dtype)
-    flags = {
-        **call.flags, "BM": tiles.rows, "BN": tiles.keys, "LISTED": listed, "NORMALIZE": normalize,
-        **tiles.options(),
-    }  # fmt: skip
-    sequences = call.geometry.sequences
-    blocks = triton.cdiv(geometry.max_q, tiles.rows)
-    query_kernel[(sequences * call.h * blocks,)](
-        q1.unit, k1.unit, q2.unit, k2.unit, call.v, grad, call.tau, call.lam, q1.inverse, q2.inverse,
-        dq[0], dq[-1], dtau, dlam, words, call.layout, *call.dims, words.shape[2], words.shape[3],
-        words.stride(0) if listed else 0, blocks, *call.tau_strides, *call.v_strides, **flags,
-    )  # fmt: skip
-    blocks = triton.cdiv(geometry.max_k, tiles.keys)
-    turned = transpose(words, blocks) if listed else words[0:0].view(0, 0, 0)
-    key_kernel[(sequences * call.g * blocks,)](
-        q1.unit, k1.unit, q2.unit, k2.unit, call.v, grad, call.tau, call.lam, k1.inverse, k2.inverse,
-        dk[0], dk[-1], dv, turned if listed else words, call.layout, *call.dims, turned.shape[1],
-        turned.shape[2], blocks, *call.tau_strides, *call.v_strides, **flags,
-    )  # fmt: skip
+    turned = transpose(words, triton.cdiv(geometry.max_k, TILE)) if listed else words.view(0, 0, 0)
+    for kind in ("listed", "backward") if listed else ("backward",):
+        tiles = _tiles(kind, max(call.flags["DP"], call.flags["EP"]), call.views, v.dtype)
+        fixed = {
+            **call.flags, "BM": tiles.rows, "BN": tiles.keys, "LISTED": kind == "listed", "GATE": listed,
+            "SAMPLES": SAMPLES, "LIMIT": DENSE_FROM, "NORMALIZE": normalize, **tiles.options(),
+        }  # fmt: skip
+        blocks = triton.cdiv(geometry.max_q, tiles.rows)
+        query_kernel[(geometry.sequences * call.h * blocks,)](
+            q1.unit, k1.unit, q2.unit, k2.unit, call.v, grad, call.tau, call.lam, q1.inverse, q2.inverse,
+            dq[0], dq[-1], dtau, dlam, words, flags, call.layout, *call.dims, words.shape[2], words.shape[3],
+            words.stride(0), blocks, *call.tau.stride()[:2], *call.v_strides, **fixed,
+        )  # fmt: skip
+        blocks = triton.cdiv(geometry.max_k, tiles.keys)
+        key_kernel[(geometry.sequences * call.g * blocks,)](
+            q1.unit, k1.unit, q2.unit, k2.unit, call.v, grad, call.tau, call.lam, k1.inverse, k2.inverse,
+            dk[0], dk[-1], dv, turned, flags, call.layout, *call.dims, turned.shape[1], turned.shape[2], blocks,
+            *call.tau.stride()[:2], *call.v_strides, **fixed,
+        )  # fmt: skip
     dbeta = (dtau * call.c[:, None, :]).sum((0, 2))
     total = dlam.sum((0, 2)) if call.views == 2 else torch.zeros_like(beta)
     pairs = list(zip(dq, dk, strict=True))

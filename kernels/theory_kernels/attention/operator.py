@@ -45,8 +45,8 @@ def threshold_forward(
     rms_eps: float | None,
     implementation: str,
     screen_from: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output (B, H, T, E), output scale (B, H, T; empty without rms_eps) and the tile bitmap (empty without a screen)."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return output (B, H, T, E), output scale (B, H, T; empty without rms_eps) the tile bitmap and the density flags (empty without a screen)."""
     geometry = _geometry(layout, sequences, max_q, max_k, offset, packed, causal)
     views = _views(q1, k1, q2, k2)
     if implementation == "triton":
@@ -57,7 +57,8 @@ def threshold_forward(
     out, scale = chunked.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps)
     if rms_eps is None:
         scale = scale.new_empty(0)
-    return out, scale, torch.empty((0, 0, 0, 0), dtype=torch.int32, device=q1.device)
+    none = torch.empty((0, 0, 0, 0), dtype=torch.int32, device=q1.device)
+    return out, scale, none, none.new_empty((0, 0))
 
 
 @threshold_forward.register_fake
@@ -73,6 +74,7 @@ def _(
         v.new_empty((*q1.shape[:3], v.shape[-1])),
         v.new_empty(q1.shape[:3] if rms_eps is not None else (0,), dtype=wide),
         q1.new_empty(plan.bitmap, dtype=torch.int32),
+        q1.new_empty((plan.bitmap[1], plan.samples), dtype=torch.int32),
     )
 
 
@@ -90,6 +92,7 @@ def threshold_backward(
     out: Tensor,
     scale: Tensor,
     bitmap: Tensor,
+    flags: Tensor,
     sequences: int,
     max_q: int,
     max_k: int,
@@ -112,7 +115,7 @@ def threshold_backward(
     if implementation == "triton":
         from . import launch
 
-        g = launch.backward(grad, views, v, beta, lam, bitmap, geometry, kappa, power, normalize)
+        g = launch.backward(grad, views, v, beta, lam, bitmap, flags, geometry, kappa, power, normalize)
     else:
         g = chunked.backward(grad, views, v, beta, lam, geometry, kappa, power, normalize)
     second = g.views[1] if len(views) == 2 else (q1.new_empty(0), k1.new_empty(0))
@@ -121,8 +124,8 @@ def threshold_backward(
 
 @threshold_backward.register_fake
 def _(
-    grad, q1, k1, q2, k2, v, beta, lam, layout, out, scale, bitmap, sequences, max_q, max_k, offset,
-    packed, causal, kappa, power, normalize, rms, implementation,
+    grad, q1, k1, q2, k2, v, beta, lam, layout, out, scale, bitmap, flags, sequences, max_q, max_k,
+    offset, packed, causal, kappa, power, normalize, rms, implementation,
 ):  # fmt: skip
     def like(x: Tensor | None, other: Tensor) -> Tensor:
         return other.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -134,19 +137,19 @@ def _(
 
 def _setup(ctx, inputs, output) -> None:
     q1, k1, q2, k2, v, beta, lam, layout = inputs[:8]
-    out, scale, bitmap = output
+    out, scale, bitmap, flags = output
     ctx.static = inputs[8:]
     rms = ctx.static[9] is not None
     # The output and its scale are only needed to undo the output norm.
     ctx.save_for_backward(
-        q1, k1, q2, k2, v, beta, lam, layout, out if rms else None, scale if rms else None, bitmap
+        q1, k1, q2, k2, v, beta, lam, layout, out if rms else None, scale if rms else None, bitmap, flags
     )
-    ctx.mark_non_differentiable(scale, bitmap)
+    ctx.mark_non_differentiable(scale, bitmap, flags)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad, _grad_scale, _grad_bitmap):
-    q1, k1, q2, k2, v, beta, lam, layout, out, scale, bitmap = ctx.saved_tensors
+def _backward(ctx, grad, _grad_scale, _grad_bitmap, _grad_flags):
+    q1, k1, q2, k2, v, beta, lam, layout, out, scale, bitmap, flags = ctx.saved_tensors
     if grad is None:
         return (None,) * 20
     (sequences, max_q, max_k, offset, packed, causal, kappa, power, normalize, rms_eps, implementation, _) = (
@@ -155,7 +158,7 @@ def _backward(ctx, grad, _grad_scale, _grad_bitmap):
     empty = v.new_empty(0)
     dq1, dk1, dq2, dk2, dv, dbeta, dlam = threshold_backward(
         grad, q1, k1, q2, k2, v, beta, lam, layout,
-        empty if out is None else out, empty if scale is None else scale, bitmap,
+        empty if out is None else out, empty if scale is None else scale, bitmap, flags,
         sequences, max_q, max_k, offset, packed, causal, kappa, power, normalize, rms_eps is not None,
         implementation,
     )  # fmt: skip

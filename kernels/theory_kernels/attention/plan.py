@@ -8,6 +8,10 @@ from typing import NamedTuple
 TILE = 64
 # Key tiles in one word of the bitmap.
 WORD = 32
+# Tiles tried a head to see whether it is dense.
+SAMPLES = 32
+# How many of them must hold a possible survivor for the dense path (crossover measured on an H200).
+DENSE_FROM = 16
 # Below this many keys the screen costs more than it saves (measured on an H200, see kernels/README.md).
 SCREEN_FROM = 6144
 # Up to this many query rows the keys are split over programs instead (decode, short prefill).
@@ -15,10 +19,11 @@ SPLIT_ROWS = 64
 
 
 class Plan(NamedTuple):
-    """``screened``: a bitmap of active tiles is made first; ``bitmap``: its shape (0s when there is none)."""
+    """``screened``: a bitmap of active tiles is made first; ``bitmap``: its shape; ``samples``: tiles tried a head."""
 
     screened: bool
     bitmap: tuple[int, int, int, int]
+    samples: int
 
 
 def make_plan(
@@ -27,7 +32,7 @@ def make_plan(
     """Plan of a call; ``screen_from`` overrides the length from which the screen is used."""
     limit = SCREEN_FROM if screen_from is None else screen_from
     if implementation != "triton" or max_k < limit or max_q <= SPLIT_ROWS:
-        return Plan(False, (0, 0, 0, 0))
+        return Plan(False, (0, 0, 0, 0), 0)
     rows = -(-max_q // TILE)
     words = -(-max_k // (TILE * WORD))
-    return Plan(True, (views, sequences * heads, rows, words))
+    return Plan(True, (views, sequences * heads, rows, words), SAMPLES)
