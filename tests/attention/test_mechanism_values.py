@@ -217,6 +217,20 @@ def test_tda_against_the_formula(beta: float, kappa: float, p: float) -> None:
         close(w[0, 0, i, : i + 1], torch.tensor(a1 - 0.25 * a2), 1e-12, 1e-15)
 
 
+def test_views_and_thresholds_are_within_reach() -> None:
+    m = get("tda", beta=0.4, lam=0.3)
+    s1, s2 = (torch.tanh(draw(2, 3, 8, 8, seed=k)) for k in (0, 1))
+    scope_, views = m.prepare(s1, s2, causal=True, head_dim=16)
+    a1, a2 = m.both_views(views, scope_)
+    close(a1 - 0.3 * a2, m.weights(s1, s2, causal=True, head_dim=16))
+    assert torch.equal(scope_.n[0, 0, :, 0], torch.arange(1.0, 9.0, dtype=F64))
+    tau = m.thresholds(scope_, s1)
+    assert torch.equal(a1 > 0, (s1 > tau) & scope_.visible)
+    for wrong in ((s1,), (s1, s2, s2), (s1[0, 0, 0], s2[0, 0, 0])):
+        with pytest.raises(InputError, match=r"views|scores2"):
+            m.prepare(*wrong)
+
+
 def test_threshold_is_clamped_and_its_slope_is_tau_over_beta() -> None:
     m = get("tra", beta=0.7, kappa=5.0)
     n = torch.arange(1.0, 30.0, dtype=F64)[:, None]

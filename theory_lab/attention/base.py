@@ -208,7 +208,9 @@ class Mechanism(nn.Module):
         flat = scores.ndim == 1
         if flat:
             views = tuple(s[None, :] for s in views)
-        scope, views = self._scope(views, causal, key_mask, mask, n, head_dim, x, q)
+        scope, views = self.prepare(
+            *views, causal=causal, key_mask=key_mask, mask=mask, n=n, head_dim=head_dim, x=x, q=q
+        )
         weights = self.row_weights(views, scope)
         return weights[0] if flat else weights
 
@@ -269,7 +271,9 @@ class Mechanism(nn.Module):
         views: tuple[Tensor, ...] = (self.scores(q, k),)
         if q2 is not None and k2 is not None:
             views = (*views, self.scores(q2, k2.repeat_interleave(group, 1)))
-        scope, views = self._scope(views, causal, key_mask, mask, n, q.shape[-1], x, q)
+        scope, views = self.prepare(
+            *views, causal=causal, key_mask=key_mask, mask=mask, n=n, head_dim=q.shape[-1], x=x, q=q
+        )
         weights = self.row_weights(views, scope)
         return AttentionResult(self.aggregate(weights, v, scope), weights)
 
@@ -346,7 +350,7 @@ class Mechanism(nn.Module):
 
     # ---- checks ----------------------------------------------------------------------------------
 
-    def _views(self, scores: Tensor, scores2: Tensor | None) -> tuple[Tensor, ...]:
+    def _views(self, scores: Tensor, scores2: Tensor | None = None) -> tuple[Tensor, ...]:
         check_tensor("scores", scores, 1)
         if self.views == 1:
             if scores2 is not None:
@@ -382,17 +386,26 @@ class Mechanism(nn.Module):
             if second.shape != first.shape:
                 raise InputError(field, shape_of(second), f"the {shape_of(first)} of the first view")
 
-    def _scope(
+    def prepare(
         self,
-        views: tuple[Tensor, ...],
-        causal: bool,
-        key_mask: Tensor | None,
-        mask: Tensor | None,
-        n: Tensor | int | None,
-        head_dim: int | None,
-        x: Tensor | None,
-        q: Tensor | None,
+        *views: Tensor,
+        causal: bool = False,
+        key_mask: Tensor | None = None,
+        mask: Tensor | None = None,
+        n: Tensor | int | None = None,
+        head_dim: int | None = None,
+        x: Tensor | None = None,
+        q: Tensor | None = None,
     ) -> tuple[Scope, tuple[Tensor, ...]]:
+        """Checked scores (..., T, S), one tensor a view, and their scope: what :meth:`row_weights` takes.
+
+        The way to what lies between scores and weights, such as the thresholds of a row or the two maps of TDA
+        before they are subtracted: ``tda.both_views(views, scope)``. Arguments and errors as in :meth:`weights`;
+        masked scores come back as 0, with ``scope.visible`` to tell them from a score of 0.
+        """
+        views = self._views(views[0], *views[1:2]) if len(views) in (1, 2) else views
+        if len(views) != self.views or views[0].ndim < 2:
+            raise InputError("views", f"{len(views)} tensors", f"{self.views}, each of shape (..., T, S)")
         scores = views[0]
         t, s = scores.shape[-2:]
         if s == 0:
