@@ -85,6 +85,15 @@ def visible_mask(geometry: Geometry, first: int, stop: int, keys: int, device: t
     return mask
 
 
+def without_padding(x: torch.Tensor, geometry: Geometry, keys: bool) -> torch.Tensor:
+    """(B, H, T, D) with the rows past their sequence's length set to 0: what lies there must not matter."""
+    if geometry.layout is None:
+        return x
+    length = rows_of(geometry, x.device)[3 if keys else 1]
+    inside = torch.arange(x.shape[2], device=x.device)[None, :] < length[:, None]
+    return torch.where(inside[:, None, :, None], x, 0.0)
+
+
 def _coefficients(max_n: int, kappa: float, head_dim: int, device: torch.device) -> torch.Tensor:
     n = torch.arange(max_n + 1, dtype=torch.float64, device=device).clamp_min(1.0)
     return (2.0 * (n / kappa).log().clamp_min(0.0) / head_dim).sqrt()

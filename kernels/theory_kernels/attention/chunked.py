@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ..geometry import Geometry, Gradients, split_packed, tau_coefficients, visible_counts, visible_mask
+from ..geometry import Geometry, Gradients, split_packed, tau_coefficients, visible_counts, visible_mask, without_padding
 
 # Scores held at once; 2^22 float32 are 16 MiB.
 _SCORES = 1 << 22
@@ -42,7 +42,9 @@ class _Blocks:
     """What forward and backward share: prepared operands and the loop over row blocks."""
 
     def __init__(self, views, v, beta, lam, geometry: Geometry, kappa: float, power: float, normalize: bool):
-        self.geometry, self.power, self.group_heads = geometry, power, v.shape[1]
+        self.geometry, self.power = geometry, power
+        views = [(without_padding(q, geometry, False), without_padding(k, geometry, True)) for q, k in views]
+        v = without_padding(v, geometry, True)
         self.operands = []
         for q, k in views:
             (qn, rq), (kn, rk) = _prepare(q, normalize), _prepare(k, normalize)
@@ -163,7 +165,7 @@ def backward(
 
 def _backward(grad, views, v, beta, lam, geometry, kappa, power, normalize) -> Gradients:
     blocks = _Blocks(views, v, beta, lam, geometry, kappa, power, normalize)
-    do = _grouped(grad.to(blocks.v.dtype), v.shape[1])
+    do = _grouped(without_padding(grad.to(blocks.v.dtype), geometry, False), v.shape[1])
     signs = [None] if lam is None else [None, -blocks.lam]
     dq = [torch.zeros_like(o[0]) for o in blocks.operands]
     dk = [torch.zeros_like(o[1][:, :, 0]) for o in blocks.operands]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..geometry import Geometry, split_packed, tau_coefficients, visible_counts, visible_mask
+from ..geometry import Geometry, split_packed, tau_coefficients, visible_counts, visible_mask, without_padding
 
 
 def unit_rows(x: torch.Tensor) -> torch.Tensor:
@@ -86,6 +86,8 @@ def forward(
             cut = [(q[:, :, rows], k[:, :, keys]) for q, k in views]
             pieces.append(forward(cut, v[:, :, keys], beta, lam, part, kappa, power, normalize, rms_eps))
         return torch.cat(pieces, 2) if pieces else out
+    views = [(without_padding(q, geometry, False), without_padding(k, geometry, True)) for q, k in views]
+    v = without_padding(v, geometry, True)
     a = weights(*views[0], beta, geometry, kappa, power, normalize)
     if lam is not None:
         second = weights(*views[1], beta, geometry, kappa, power, normalize)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..geometry import Geometry, visible_mask
+from ..geometry import Geometry, visible_mask, without_padding
 
 # Scores held at once; 2^22 float32 are 16 MiB.
 _SCORES = 1 << 22
@@ -25,6 +25,7 @@ def counts(
     views: list[tuple[torch.Tensor, torch.Tensor]], taus: list[torch.Tensor], geometry: Geometry, normalize: bool
 ) -> torch.Tensor:
     """Number of keys a row sees whose score exceeds the threshold in every view; int32 (B, H, T)."""
+    views = [(without_padding(q, geometry, False), without_padding(k, geometry, True)) for q, k in views]
     b, h, t = views[0][0].shape[:3]
     g, s = views[0][1].shape[1:3]
     out = torch.zeros((b, h, t), dtype=torch.int32, device=views[0][0].device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..geometry import Geometry, visible_mask
+from ..geometry import Geometry, visible_mask, without_padding
 
 
 def unit_rows(x: torch.Tensor) -> torch.Tensor:
@@ -20,6 +20,7 @@ def counts(
 ) -> torch.Tensor:
     """Number of keys a row sees whose score exceeds the threshold in every view; int32 (B, H, T)."""
     q, k = views[0]
+    views = [(without_padding(a, geometry, False), without_padding(b, geometry, True)) for a, b in views]
     alive = visible_mask(geometry, 0, q.shape[2], k.shape[2], q.device)[:, None]
     for (a, b), tau in zip(views, taus, strict=True):
         if normalize:
