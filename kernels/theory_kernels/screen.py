@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .geometry import Geometry
+from .geometry import Geometry, without_padding
 from .primitives import INTERPRETED, any_bits, is_dense, load_rows, sequence, unit_rows
 
 # Found on an H200: three programs fit a multiprocessor, one's maxima run beside the others' products.
@@ -320,6 +320,15 @@ def padded(dim: int) -> int:
     return max(16, triton.next_power_of_2(dim))
 
 
+def cleaned(
+    view: tuple[torch.Tensor, torch.Tensor], geometry: Geometry
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The view with padding set to 0: the int8 scales and margins are maxima over all stored rows."""
+    if geometry.packed:
+        return view
+    return without_padding(view[0], geometry, False), without_padding(view[1], geometry, True)
+
+
 def prepare(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -349,7 +358,9 @@ def prepare(
     def make(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=q.device)
 
-    unit_q, unit_k = make(q.shape, q.dtype), make(k.shape, k.dtype)
+    # Raw contiguous keys are used in place: a decoding step with normalized keys in its cache copies nothing.
+    as_is = not normalize and not screened and k.is_contiguous()
+    unit_q, unit_k = make(q.shape, q.dtype), k if as_is else make(k.shape, k.dtype)
     inv_q, inv_k = make((b, h, t), torch.float32), make((b, g, s), torch.float32)
     amax = stats = level = tau
     int8_q, int8_k = unit_q, unit_k
@@ -375,7 +386,7 @@ def prepare(
         _quantize_keys_kernel[(b * g * k_blocks,)](unit_k, amax, int8_k, stats, s, k_blocks, **fixed)
         launch(0, b * h * q_blocks)
     else:
-        launch(b * g * k_blocks, b * h * q_blocks)
+        launch(0 if as_is else b * g * k_blocks, b * h * q_blocks)
     return Operand(unit_q, inv_q, int8_q, level), Operand(unit_k, inv_k, int8_k, level)
 
 

@@ -9,7 +9,7 @@ import triton
 
 from ..geometry import Geometry, Gradients, rows_of, tau_coefficients, visible_counts
 from ..primitives import INTERPRETED
-from ..screen import padded, prepare, sample, screen, transpose
+from ..screen import cleaned, padded, prepare, sample, screen, transpose
 from .backward import key_kernel, query_kernel
 from .forward import forward_kernel
 from .plan import DENSE_FROM, SAMPLES, SPLIT_ROWS, TILE, Plan
@@ -96,6 +96,8 @@ class _Call:
 
     def prepare(self, view: tuple[torch.Tensor, torch.Tensor], normalize: bool, screened: bool):
         """Operands of a view; fills ``tau``."""
+        if screened:
+            view = cleaned(view, self.geometry)
         return prepare(*view, normalize, screened, self.c[:, None, :], self.beta, self.tau)
 
     @property

@@ -54,7 +54,9 @@ def threshold_forward(
 
         plan = make_plan("triton", len(views), sequences, q1.shape[1], max_q, max_k, screen_from)
         return launch.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps, plan)
-    out, scale = chunked.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps)
+    # Autocast has already been applied to the operands; inside, float32 products must stay float32.
+    with torch.autocast(v.device.type, enabled=False):
+        out, scale = chunked.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps)
     if rms_eps is None:
         scale = scale.new_empty(0)
     none = torch.empty((0, 0, 0, 0), dtype=torch.int32, device=q1.device)
@@ -117,7 +119,8 @@ def threshold_backward(
 
         g = launch.backward(grad, views, v, beta, lam, bitmap, flags, geometry, kappa, power, normalize)
     else:
-        g = chunked.backward(grad, views, v, beta, lam, geometry, kappa, power, normalize)
+        with torch.autocast(v.device.type, enabled=False):
+            g = chunked.backward(grad, views, v, beta, lam, geometry, kappa, power, normalize)
     second = g.views[1] if len(views) == 2 else (q1.new_empty(0), k1.new_empty(0))
     return (*g.views[0], *second, g.v, g.beta, g.lam)
 

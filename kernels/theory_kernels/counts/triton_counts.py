@@ -8,7 +8,7 @@ import triton.language as tl
 
 from ..geometry import Geometry
 from ..primitives import INTERPRETED, bit_count, dot, first_bit, load_rows, sequence
-from ..screen import padded, prepare, screen
+from ..screen import cleaned, padded, prepare, screen
 
 TILE = 64
 SCREEN_FROM = 1024
@@ -98,6 +98,8 @@ def counts(
     words = torch.zeros(shape, dtype=torch.int32, device=q.device)
     ready, levels = [], []
     for index, (view, given) in enumerate(zip(views, taus, strict=True)):
+        if screened:
+            view = cleaned(view, geometry)
         tau = torch.empty((b, h, t), dtype=torch.float32, device=q.device)
         qo, ko = prepare(*view, normalize, screened, given.expand(b, h, t).contiguous(), None, tau)
         if screened:

@@ -1,0 +1,104 @@
+"""Wrong calls get one clear line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from theory_kernels import (
+    Noise,
+    consensus_counts,
+    differential_threshold_attention,
+    exceedance_counts,
+    survivor_counts,
+    threshold_attention,
+)
+
+X = torch.randn(1, 2, 4, 8)
+
+
+def _call(**changes):
+    arguments = {"q": X, "k": X, "v": X, "beta": 0.5, **changes}
+    return threshold_attention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"q": [1.0]}, TypeError, "q must be a tensor, got list"),
+        ({"q": torch.ones(1, 2, 4, 8, dtype=torch.int64)}, TypeError, "q must be float32.*got torch.int64"),
+        ({"k": X.double()}, TypeError, "k must be torch.float32 like q, got torch.float64"),
+        ({"q": X[0]}, ValueError, r"q must have shape \(batch, heads, length, head dim\), got \(2, 4, 8\)"),
+        ({"k": X[..., :7]}, ValueError, r"k must have head dim 8 like q, got \(1, 2, 4, 7\)"),
+        ({"k": torch.randn(2, 2, 4, 8)}, ValueError, "k must have batch 1 like q"),
+        ({"k": torch.randn(1, 3, 4, 8), "v": torch.randn(1, 3, 4, 8)}, ValueError, "q must have a multiple of 3"),
+        ({"v": X[:, :, :3]}, ValueError, r"v must have shape \(1, 2, 4\) \+ \(E,\) like k"),
+        ({"q": torch.randn(1, 1, 2, 300), "k": torch.randn(1, 1, 2, 300)}, ValueError, "head dim of 1 to 256"),
+        ({"kappa": 0.0}, ValueError, "kappa must be finite and > 0, got 0.0"),
+        ({"power": 0.5}, ValueError, "power must be finite and >= 1, got 0.5"),
+        ({"power": float("nan")}, ValueError, "power must be finite"),
+        ({"rms_eps": 0.0}, ValueError, "rms_eps must be finite and > 0"),
+        ({"beta": "1"}, TypeError, "beta must be a number or a tensor, got str"),
+        ({"beta": torch.ones(3)}, ValueError, r"beta must be a scalar or have shape \(2,\), got \(3,\)"),
+        ({"beta": torch.ones(2, dtype=torch.int64)}, TypeError, "beta must have a floating-point dtype"),
+        ({"query_offset": 0.5}, TypeError, "query_offset must be an int"),
+        ({"lengths": torch.tensor([5])}, ValueError, "lengths must lie in 0..4, got values from 5 to 5"),
+        ({"lengths": torch.tensor([1.0])}, TypeError, "lengths must be an integer tensor, got dtype torch.float32"),
+        ({"lengths": torch.tensor([1, 2])}, ValueError, r"lengths must have shape \(1,\), got \(2,\)"),
+        ({"cu_seqlens": torch.tensor([0, 5])}, ValueError, r"cu_seqlens must rise from 0 to 4, got \[0, 5\]"),
+        ({"cu_seqlens_k": torch.tensor([0, 4])}, ValueError, "cu_seqlens_k needs cu_seqlens"),
+        ({"implementation": "fast"}, ValueError, "implementation must be one of .*, got 'fast'"),
+        ({"screen_from": -1}, ValueError, "screen_from must be at least 0, got -1"),
+    ],
+)
+def test_attention(changes: dict, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        _call(**changes)
+
+
+def test_views_must_match() -> None:
+    with pytest.raises(ValueError, match=r"q2 must be shaped like q1 \(1, 2, 4, 8\), got \(1, 2, 3, 8\)"):
+        differential_threshold_attention(X, X, X[:, :, :3], X, X, beta=1.0, lam=0.5)
+    with pytest.raises(ValueError, match="k2 must be shaped like k1"):
+        consensus_counts(X, X, X, X[:, :, :3], 0.1)
+
+
+def test_float64_on_triton(triton: str) -> None:
+    with pytest.raises(ValueError, match="takes float32, float16 or bfloat16, got torch.float64"):
+        threshold_attention(X.double(), X.double(), X.double(), beta=1.0, implementation="triton")
+
+
+def test_cpu_tensors_on_triton(triton: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="'triton' needs CUDA tensors, got device cpu"):
+        _call(implementation="triton")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (("gaussian", 0.1, 4, 4, 0), TypeError, "noise must be a theory_kernels.Noise, got str"),
+        ((Noise("cauchy"), 0.1, 4, 4, 0), ValueError, "noise.family must be one of .*, got 'cauchy'"),
+        ((Noise(variance=0.0), 0.1, 4, 4, 0), ValueError, "noise.variance must be finite and > 0"),
+        ((Noise("student-t", dof=2.0), 0.1, 4, 4, 0), ValueError, "noise.dof must be finite and > 2"),
+        ((Noise(correlation=1.5), 0.1, 4, 4, 0), ValueError, r"noise.correlation must lie in \[-1, 1\]"),
+        ((Noise(), [0.1, 0.2], [4, 4, 4], 4, 0), ValueError, "tau must have 1 or 3 entries, got 2"),
+        ((Noise(), 0.1, -1, 4, 0), ValueError, "length must lie in 0"),
+        ((Noise(), 0.1, 4.0, 4, 0), TypeError, "length must hold int values, got float"),
+        ((Noise(), 0.1, 4, -4, 0), ValueError, "trials must lie in 0"),
+        ((Noise(), 0.1, 4, 4, -1), ValueError, "seed must lie in 0"),
+        ((Noise(), float("nan"), 4, 4, 0), ValueError, "tau must not be NaN"),
+    ],
+)
+def test_exceedances(arguments: tuple, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        exceedance_counts(*arguments)
+
+
+def test_counts() -> None:
+    with pytest.raises(TypeError, match="tau must be a number or a tensor, got str"):
+        survivor_counts(X, X, "0.1")
+    with pytest.raises(ValueError, match=r"tau must broadcast to \(1, 2, 4\), got \(3,\)"):
+        survivor_counts(X, X, torch.ones(3))
+    with pytest.raises(TypeError, match="q must be float32"):
+        survivor_counts(X.long(), X.long(), 0.1)
