@@ -17,6 +17,7 @@ from theory_lab.attention.base import Scope, rms_norm
 from theory_lab.attention.differential import dex_lambda, lambda_init, reparametrized_lambda
 from theory_lab.attention.eta import block_screen
 from theory_lab.attention.lssa import log_softplus
+from theory_lab.attention.rela import relu_power
 from theory_lab.errors import InputError
 
 F64 = torch.float64
@@ -70,8 +71,9 @@ def test_lssa_against_the_formula() -> None:
     for i in range(6):
         a = torch.log1p(torch.exp(math.log(64) * math.log(i + 1) * s[i, : i + 1]))
         close(w[i, : i + 1], a / a.sum())
-    x = row(-1000.0, -41.0, -39.0, 0.0, 30.0, 1000.0)
-    close(log_softplus(x), row(-1000.0, -41.0, *np.log(np.logaddexp(0, [-39.0, 0.0, 30.0, 1000.0]))), 1e-14)
+    x = row(-1000.0, -41.0, -39.0, -25.0, 0.0, 30.0, 1000.0)
+    middle = np.log(np.log1p(np.exp([-39.0, -25.0, 0.0, 30.0])))
+    close(log_softplus(x), row(-1000.0, -41.0, *middle, math.log(1000.0)), 1e-14)
     with pytest.raises(InputError, match="head_dim"):
         get("lssa").weights(s)
 
@@ -153,6 +155,15 @@ def test_rms_norm() -> None:
         assert (y == 0).all()
         (g,) = torch.autograd.grad(y.sum(), zero)
         close(g, torch.full_like(g, eps**-0.5 if eps else 0.0))
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0])
+def test_rectified_power_is_flat_at_and_below_zero(p: float) -> None:
+    x = torch.tensor([-1.0, 0.0, 2.0], dtype=F64, requires_grad=True)
+    y = relu_power(x, p)
+    close(y.detach(), torch.tensor([0.0, 0.0, 2.0**p], dtype=F64))
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    close(slope, torch.tensor([0.0, 0.0, p * 2.0 ** (p - 1)], dtype=F64))
 
 
 def test_rela_gate() -> None:

@@ -90,11 +90,12 @@ class H2O(Mechanism):
             cache = cache | ((positions == now) & seen)
             kept[..., row, :] = cache & seen
             heat = heat + safe_softmax(scores[..., row, :], cache & seen)
-            # The row saw a full cache; evicting now leaves room for the next key.
+            # The row saw a full cache; evicting now leaves room for the next key. A cache over its size holds an
+            # old key: the recent ones are fewer.
             over = cache.sum(-1, keepdim=True) > size - 1
             old = cache & (positions <= now - self.recent + 1)
             coldest = heat.masked_fill(~old, float("inf")).argmin(-1, keepdim=True)
-            cache = cache & ~(torch.zeros_like(cache).scatter_(-1, coldest, True) & over & old)
+            cache = cache & ~(torch.zeros_like(cache).scatter_(-1, coldest, True) & over)
         return kept
 
     def row_weights(self, scores: tuple[Tensor, ...], scope: Scope) -> Tensor:
