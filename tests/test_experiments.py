@@ -10,11 +10,12 @@ import pytest
 
 import theory_lab
 from theory_lab.errors import InputError
-from theory_lab.experiments import COLUMNS, Budget, Settings, build_cases, run
+from theory_lab.experiments import COLUMNS, Budget, Settings, build_cases, build_pieces, run
 
 
 def test_default_sweep_covers_what_it_says() -> None:
     cases = build_cases(Settings())
+    assert {piece.study for piece in build_pieces(Settings())[0]} >= {"tra-dispersion", "tda-4.7", "ours-slack"}
     assert {case.claim.id for case in cases} == {"tda-4.3", "tda-4.6"}
     assert len({case.point.noise for case in cases}) == 10
     lengths = {case.point.length for case in cases}
@@ -23,7 +24,7 @@ def test_default_sweep_covers_what_it_says() -> None:
 
 def test_every_default_cell_is_precise() -> None:
     """Relative error of every default cell at most 3%, and every row agrees with its exact value."""
-    rows = theory_lab.check()
+    rows = theory_lab.check(["tda-4.3", "tda-4.6"])
     assert list(rows.columns) == list(COLUMNS)
     assert rows.relative_error.max() <= 0.03
     assert not (rows.verdict == "INCONCLUSIVE").any()

@@ -12,13 +12,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 
 from theory_lab.errors import InputError
 from theory_lab.estimation import SAMPLERS, BlockSum, Cell
 from theory_lab.streams import Streams
+from theory_lab.studies import STUDIES, Finding, Piece
 
 _TASK_SECONDS = 0.2
 #: Below this much work, starting worker processes costs more than it saves.
@@ -39,20 +40,37 @@ class Task:
 
 
 @dataclass(frozen=True)
-class TaskResult:
-    """What a task's blocks left behind, and the seconds it took."""
+class PieceTask:
+    """A piece of a study."""
 
-    task: Task
+    piece: Piece
+    seed: int
+
+    @property
+    def seconds(self) -> float:
+        """Rough cost."""
+        return self.piece.cost
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a task left behind, blocks of a cell or findings of a piece, and the seconds it took."""
+
+    task: Task | PieceTask
     blocks: tuple[BlockSum, ...]
+    findings: tuple[Finding, ...]
     seconds: float
 
 
-def run_task(task: Task) -> TaskResult:
+def run_task(task: Task | PieceTask) -> TaskResult:
     """Run a task in this process."""
     started = time.perf_counter()
+    if isinstance(task, PieceTask):
+        findings = tuple(STUDIES[task.piece.study].work(task.piece, task.seed))
+        return TaskResult(task, (), findings, time.perf_counter() - started)
     estimator, digest = SAMPLERS[task.cell.estimator], task.cell.digest
     done = tuple(estimator.run_block(task.cell, block, trials, Streams(digest, block)) for block, trials in task.blocks)
-    return TaskResult(task, done, time.perf_counter() - started)
+    return TaskResult(task, done, (), time.perf_counter() - started)
 
 
 def plan_tasks(cell: Cell, trials: int, have: Iterable[BlockSum] = ()) -> list[Task]:
@@ -115,7 +133,7 @@ class Engine:
             _terminate(self._pool)
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
-    def run(self, tasks: list[Task], deadline: float = float("inf")) -> Iterator[TaskResult]:
+    def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[TaskResult]:
         """Yield results as they finish; after ``deadline`` (``time.monotonic``) no further task is begun."""
         executor = self._executor(tasks)
         if executor is None:
@@ -139,7 +157,7 @@ class Engine:
             for future in finished:
                 yield future.result()
 
-    def _executor(self, tasks: list[Task]) -> Executor | None:
+    def _executor(self, tasks: Sequence[Task | PieceTask]) -> Executor | None:
         if self._given is not None:
             return self._given
         if self._pool is None:

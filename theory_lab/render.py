@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     import pandas as pd
 
-    from theory_lab.claims import Claim
+    from theory_lab.claims.base import Statement
     from theory_lab.experiments import Settings
     from theory_lab.noise import Family
 
@@ -38,6 +39,8 @@ def to_json(rows: pd.DataFrame) -> str:
 def _plain(value: Any) -> Any:
     if hasattr(value, "item"):
         value = value.item()
+    if type(value).__name__ == "NAType":
+        return None
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -55,8 +58,10 @@ def number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
-def length_text(n: int) -> str:
-    """A power of two as such from 4096 on, other lengths with separators."""
+def length_text(n: Any) -> str:
+    """A power of two as such from 4096 on, other lengths with separators; limits have none."""
+    if not isinstance(n, numbers.Integral):
+        return "-"
     n = int(n)
     return f"2^{n.bit_length() - 1}" if n >= 4096 and n & (n - 1) == 0 else f"{n:,}"
 
@@ -79,7 +84,9 @@ def print_table(rows: pd.DataFrame, settings: Settings, full: bool = False) -> N
     if rows.empty:
         console.print("no rows")
         return
-    constants = [name for name in _CONSTANTS if rows[name].nunique() > 1]
+    # A study's subject says what varies in it.
+    theorems = rows[rows.estimator != "study"]
+    constants = [name for name in _CONSTANTS if theorems[name].nunique() > 1]
     if full or len(rows) <= _MOST_ROWS:
         _print_rows(console, rows, constants)
     else:
@@ -145,6 +152,12 @@ def _print_rows(console: Console, rows: pd.DataFrame, constants: list[str]) -> N
     _print_widest(console, lines, head)
 
 
+def _tightest(group: pd.DataFrame) -> Any:
+    """Label of the row that comes closest to its bound; a bound of 0 is exceeded by anything above it."""
+    excess = group.estimate - group.bound
+    return group.slack.idxmax() if group.slack.notna().all() else excess.idxmax()
+
+
 def _print_summary(console: Console, rows: pd.DataFrame, constants: list[str]) -> None:
     head = [
         ("claim", "l"),
@@ -154,27 +167,27 @@ def _print_summary(console: Console, rows: pd.DataFrame, constants: list[str]) -
     ]
     lines = []
     for _, group in rows.groupby(["claim", "noise", *constants], sort=False, dropna=False):
-        row: Any = next(group.loc[[group.slack.idxmax()]].itertuples())
+        row: Any = next(group.loc[[_tightest(group)]].itertuples())
         worst = next(v for v in ("VIOLATED", "INCONCLUSIVE", "HOLDS") if (group.verdict == v).any())
         count = int((group.verdict == worst).sum())
         label = f"{worst} {count} of {len(group)}"
         lines.append(([*_cells(row, constants), length_text(row.length)], _fields(row, _verdict(worst, label))))
     _print_widest(console, lines, head)
-    low, high = length_text(rows.length.min()), length_text(rows.length.max())
     console.print(
-        f"One line for each claim and noise, over lengths n from {low} to {high}: the numbers at the n where the estimate comes "
-        f"closest to the bound, and how many lengths have the worst verdict. --full prints all {len(rows)} rows.",
+        "One line for each claim and noise: the numbers at the length n where the estimate comes closest to the bound "
+        "(- for a limit), and how many rows have the worst verdict. "
+        f"--full prints all {len(rows)} rows.",
         soft_wrap=True,
     )
 
 
 def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> None:
-    from theory_lab.claims import get_claim
+    from theory_lab.catalog import find
 
     fixed = [f"{_WORDS.get(n, n)} = {number(rows[n].dropna().iloc[0])}" for n in _CONSTANTS
-             if rows[n].nunique() == 1 and (n != "key_rho" or rows[n].iloc[0] != 0)]  # fmt: skip
+             if rows[n].nunique() == 1 and (n != "key_rho" or rows[n].dropna().iloc[0] != 0)]  # fmt: skip
     names = list(dict.fromkeys(rows.claim))
-    lines = [f"{name}: {get_claim(name).bound_text} ({get_claim(name).source})" for name in names]
+    lines = [f"{name}: {find(name).bound_text} ({find(name).source})" for name in names]
     counts = ", ".join(f"{(rows.verdict == v).sum()} {v}" for v in _STYLES if (rows.verdict == v).any())
     relative = rows.relative_error.max()
     error = f"largest relative standard error {relative:.2%}" if not math.isnan(relative) else "no random estimate"
@@ -200,7 +213,7 @@ def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> No
         console.print(line, soft_wrap=True)
 
 
-def print_claims(claims: list[Claim]) -> None:
+def print_claims(claims: list[Statement]) -> None:
     """List claims."""
     table = _table(("claim", "l"), ("kind", "l"), ("source", "w"), ("bound", "l"), ("exact value", "w"))
     for claim in claims:
@@ -208,8 +221,10 @@ def print_claims(claims: list[Claim]) -> None:
     _console().print(table)
 
 
-def print_claim(claim: Claim) -> None:
+def print_claim(claim: Statement) -> None:
     """Print a claim in full."""
+    from theory_lab.claims import Claim
+
     console = _console()
     lines = [
         ("claim", claim.id),
@@ -217,13 +232,21 @@ def print_claim(claim: Claim) -> None:
         ("kind", claim.kind),
         ("statement", claim.statement),
         ("bound", claim.bound_text),
-        ("statistic", {"survivors": "S_i, keys of row i whose score exceeds tau_i",
-                       "consensus": "C_i, keys of row i that exceed tau_i in both views"}[claim.statistic]),
-        ("threshold", "tau_i = beta sqrt(2 max(0, log(n / kappa)) / d), n = i + 1 visible keys"),
-        *(("assumes", text) for text in claim.assumptions),
+    ]
+    if isinstance(claim, Claim):
+        counts = {
+            "survivors": "S_i, keys of row i whose score exceeds tau_i",
+            "consensus": "C_i, keys of row i that exceed tau_i in both views",
+        }
+        lines += [
+            ("statistic", counts[claim.statistic]),
+            ("threshold", "tau_i = beta sqrt(2 max(0, log(n / kappa)) / d), n = i + 1 visible keys"),
+        ]
+    lines += [("assumes", text) for text in claim.assumptions]
+    lines += [
         ("exact value", claim.exact_text),
-        ("depends on", ", ".join(claim.parameters)),
-    ]  # fmt: skip
+        ("depends on", ", ".join(claim.parameters) or "nothing that can be set"),
+    ]
     for name, text in lines:
         console.print(f"{name:12} {text}", soft_wrap=True, markup=False)
 

@@ -4,6 +4,7 @@
 
     DIR/manifest.json          format, stream and toolkit versions
     DIR/cells/<digest>.parquet one row a block: block, trials, total, total_sq; provenance in the schema's metadata
+    DIR/cells/<digest>.json    findings of a study's piece, with provenance and a checksum
     DIR/timings.csv            seconds a cell took, apart so that cell files hold nothing that varies between runs
     DIR/rows.parquet           the run's rows with their verdicts, written last
 
@@ -29,6 +30,7 @@ from theory_lab import __version__
 from theory_lab.errors import InputError, StoreError
 from theory_lab.estimation.base import BlockSum, Cell
 from theory_lab.streams import STREAM_VERSION
+from theory_lab.studies import Finding, Piece
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,10 +170,7 @@ class Store:
         )
         with self._writing("cells written before are kept"):
             self._write(self._cell_path(cell), lambda file: pq.write_table(table, file, compression="zstd"))
-            with open(self.path / "timings.csv", "a", encoding="utf-8") as log:
-                log.write(f"{cell.digest},{seconds:.6f}\n")
-        if self._timings is not None:
-            self._timings[cell.digest] = seconds
+            self._log_seconds(cell.digest, seconds)
 
     def load(self, cell: Cell) -> tuple[list[BlockSum], str | None]:
         """Read a cell.
@@ -199,8 +198,40 @@ class Store:
             return [], f"{path.name} does not match its checksum"
         return [BlockSum(*row) for row in zip(*columns.values(), strict=True)], None
 
-    def seconds(self, cell: Cell) -> float:
-        """Seconds that a stored cell took; 0 if unknown."""
+    def save_piece(self, piece: Piece, seed: int, findings: Sequence[Finding], seconds: float) -> None:
+        """Write the findings of a study's piece; StoreError as for :meth:`save`."""
+        body = {"findings": [finding.to_json() for finding in findings]}
+        about = {"piece": [piece.study, piece.arguments], "seed": seed, **provenance()}
+        text = json.dumps({**body, "checksum": _json_checksum(piece, seed, body), **about}, sort_keys=True, indent=1)
+        with self._writing("what was written before is kept"):
+            self._write(self._piece_path(piece, seed), lambda file: file.write(text.encode()))
+            self._log_seconds(piece.digest(seed), seconds)
+
+    def load_piece(self, piece: Piece, seed: int) -> tuple[tuple[Finding, ...] | None, str | None]:
+        """Read findings: None if there is nothing usable, and what is wrong with a file that is there."""
+        path = self._piece_path(piece, seed)
+        if not path.exists():
+            return None, None
+        try:
+            found = json.loads(path.read_bytes())
+            body = {"findings": found["findings"]}
+            if found["checksum"] != _json_checksum(piece, seed, body):
+                return None, f"{path.name} does not match its checksum"
+            return tuple(Finding.from_json(about) for about in body["findings"]), None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None, f"{path.name} is damaged"
+
+    def _piece_path(self, piece: Piece, seed: int) -> Path:
+        return self._cells / f"{piece.digest(seed)}.json"
+
+    def _log_seconds(self, digest: str, seconds: float) -> None:
+        with open(self.path / "timings.csv", "a", encoding="utf-8") as log:
+            log.write(f"{digest},{seconds:.6f}\n")
+        if self._timings is not None:
+            self._timings[digest] = seconds
+
+    def seconds(self, digest: str) -> float:
+        """Seconds that a stored cell or piece took; 0 if unknown."""
         if self._timings is None:
             self._timings = {}
             with contextlib.suppress(OSError):
@@ -208,11 +239,11 @@ class Store:
                     digest, _, value = line.partition(",")
                     with contextlib.suppress(ValueError):
                         self._timings[digest] = float(value)
-        return self._timings.get(cell.digest, 0.0)
+        return self._timings.get(digest, 0.0)
 
     def cell_count(self) -> int:
-        """Number of cell files."""
-        return sum(1 for _ in self._cells.glob("*.parquet"))
+        """Number of cells and pieces."""
+        return sum(1 for path in self._cells.iterdir() if not path.name.startswith("."))
 
     def write_rows(self, rows: pd.DataFrame, settings: dict[str, Any]) -> None:
         """Write the run's rows and what was asked for."""
@@ -242,6 +273,11 @@ def _schema() -> Any:
 
 def _columns(blocks: Sequence[BlockSum]) -> dict[str, list[Any]]:
     return {name: [getattr(block, name) for block in blocks] for name in ("block", "trials", "total", "total_sq")}
+
+
+def _json_checksum(piece: Piece, seed: int, body: dict[str, Any]) -> str:
+    text = json.dumps([piece.digest(seed), body], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _checksum(cell: Cell, columns: dict[str, list[Any]]) -> str:

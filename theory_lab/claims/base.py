@@ -109,29 +109,21 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A statement of a paper (or of this toolkit) that can be checked.
+class Statement:
+    """What is claimed, in words.
 
     Attributes
     ----------
     id, kind, paper, source : str
         Name, kind, the paper (``tda``, ``asentmax``, ``eta``, ``ours``), and where it stands.
     statement, bound_text : str
-        The statement and the bound, in plain text.
+        The statement and the inequality that is checked, in plain text.
     assumptions : tuple of str
         What the statement supposes.
-    statistic : str
-        ``survivors`` (S_i) or ``consensus`` (C_i).
-    bound : callable
-        Point -> the right-hand side.
-    exact : callable
-        Point -> the expectation itself, by closed form or quadrature; None where neither exists.
     exact_text : str
-        How the exact value is computed.
-    unmet : callable
-        Point -> which assumptions fail there, as short phrases; empty where all hold.
+        How an exact value is computed, or that there is none.
     parameters : tuple of str
-        Fields of :class:`Point` that matter; the others are fixed at their defaults and reported as missing.
+        Settings that matter; the others are reported as missing.
     """
 
     id: str
@@ -141,12 +133,30 @@ class Claim:
     statement: str
     bound_text: str
     assumptions: tuple[str, ...]
+    exact_text: str
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Claim(Statement):
+    """An inequality E[statistic] <= bound, and the functions that go with it.
+
+    Attributes
+    ----------
+    statistic : str
+        ``survivors`` (S_i) or ``consensus`` (C_i).
+    bound : callable
+        Point -> the right-hand side.
+    exact : callable
+        Point -> the expectation itself, by closed form or quadrature; None where neither exists.
+    unmet : callable
+        Point -> which assumptions fail there, as short phrases; empty where all hold.
+    """
+
     statistic: Statistic
     bound: Callable[[Point], float]
     exact: Callable[[Point], float | None]
-    exact_text: str
     unmet: Callable[[Point], tuple[str, ...]]
-    parameters: tuple[str, ...]
 
 
 def whole(value: object, field: str, low: int, high: int) -> int:

@@ -13,7 +13,7 @@ from theory_lab.noise.copula import joint_survival, latent_threshold
 from theory_lab.noise.empirical import Empirical
 
 
-def _unmet_noise(point: Point) -> list[str]:
+def unmet_noise(point: Point) -> list[str]:
     """Which of Assumption 4.1 fails: mean zero, sub-Gaussian with variance proxy sigma^2/d."""
     if point.noise == ANY_LAW:
         return []
@@ -25,7 +25,7 @@ def _unmet_noise(point: Point) -> list[str]:
     return []
 
 
-def _unmet_beta(point: Point) -> list[str]:
+def unmet_beta(point: Point) -> list[str]:
     return ["beta < sigma"] if point.beta < point.sigma else []
 
 
@@ -71,7 +71,7 @@ def correlated_consensus_bound(point: Point) -> float:
 
 _ONE_VIEW = ("noise", "length", "head_dim", "kappa", "beta", "sigma", "key_rho")
 _TWO_VIEWS = (*_ONE_VIEW, "rho")
-_NOISE = "scores of spurious keys have mean 0 and variance proxy sigma^2/d (Assumption 4.1)"
+NOISE_ASSUMPTION = "scores of spurious keys have mean 0 and variance proxy sigma^2/d (Assumption 4.1)"
 
 CLAIMS = (
     Claim(
@@ -81,12 +81,12 @@ CLAIMS = (
         source="TDA, Theorem 4.3",
         statement="The expected number of spurious survivors of a row is at most kappa, however long the row.",
         bound_text="E[S_i] <= kappa",
-        assumptions=(_NOISE, "beta >= sigma"),
+        assumptions=(NOISE_ASSUMPTION, "beta >= sigma"),
         statistic="survivors",
         bound=lambda point: point.kappa,
         exact=exact_survivors,
         exact_text="n P(X > tau), from the family's tail function",
-        unmet=lambda point: tuple(_unmet_noise(point) + _unmet_beta(point)),
+        unmet=lambda point: tuple(unmet_noise(point) + unmet_beta(point)),
         parameters=_ONE_VIEW,
     ),
     Claim(
@@ -98,12 +98,12 @@ CLAIMS = (
             "For any beta and sigma the expected number of survivors is at most n^(1-b) kappa^b, b = (beta/sigma)^2."
         ),
         bound_text="E[S_i] <= n^(1-b) kappa^b",
-        assumptions=(_NOISE,),
+        assumptions=(NOISE_ASSUMPTION,),
         statistic="survivors",
         bound=general_survivor_bound,
         exact=exact_survivors,
         exact_text="n P(X > tau), from the family's tail function",
-        unmet=lambda point: tuple(_unmet_noise(point)),
+        unmet=lambda point: tuple(unmet_noise(point)),
         parameters=_ONE_VIEW,
     ),
     Claim(
@@ -113,12 +113,12 @@ CLAIMS = (
         source="TDA, Theorem 4.6",
         statement="The expected number of keys that survive in both views is at most kappa^2/(i+1), so it vanishes.",
         bound_text="E[C_i] <= kappa^2 / n",
-        assumptions=(_NOISE, "beta >= sigma", "the two views are independent (Assumption 4.5)"),
+        assumptions=(NOISE_ASSUMPTION, "beta >= sigma", "the two views are independent (Assumption 4.5)"),
         statistic="consensus",
         bound=lambda point: point.kappa**2 / point.length,
         exact=exact_consensus,
         exact_text="n P(X > tau)^2; one-dimensional quadrature for correlated views",
-        unmet=lambda point: tuple(_unmet_noise(point) + _unmet_beta(point) + _unmet_independence(point)),
+        unmet=lambda point: tuple(unmet_noise(point) + unmet_beta(point) + _unmet_independence(point)),
         parameters=_TWO_VIEWS,
     ),
     Claim(
@@ -132,14 +132,14 @@ CLAIMS = (
         ),
         bound_text="E[C_i] <= kappa^(2b/(1+rho)) n^(1-2b/(1+rho))",
         assumptions=(
-            _NOISE,
+            NOISE_ASSUMPTION,
             "the sum of a key's two scores has variance proxy 2(1+rho)sigma^2/d (jointly Gaussian views do)",
         ),
         statistic="consensus",
         bound=correlated_consensus_bound,
         exact=exact_consensus,
         exact_text="n P(X > tau)^2; one-dimensional quadrature for correlated views",
-        unmet=lambda point: tuple(_unmet_noise(point) + _unmet_joint(point)),
+        unmet=lambda point: tuple(unmet_noise(point) + _unmet_joint(point)),
         parameters=_TWO_VIEWS,
     ),
 )

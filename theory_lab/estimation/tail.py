@@ -92,7 +92,7 @@ def _numpy_binomial(streams: Streams, n: int, p: float | F64, rows: int) -> I64:
 
 def draw_counts(streams: Streams, n: int, p: float, rows: int) -> I64:
     """Draw how many of ``n`` independent keys exceed a floor of tail probability ``p``, for each of ``rows`` rows."""
-    if p <= 0.0:
+    if p <= 0.0 or n == 0:
         return np.zeros(rows, dtype=np.int64)
     if p >= 1.0:
         return np.full(rows, n, dtype=np.int64)

@@ -56,6 +56,7 @@ def plot_check(rows: pd.DataFrame, path: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    rows = _drawable(rows)
     claims = list(dict.fromkeys(rows.claim))
     figure = Figure(figsize=(0.6 + 5.6 * len(claims), 4.9), layout="constrained")
     FigureCanvasAgg(figure)
@@ -66,6 +67,18 @@ def plot_check(rows: pd.DataFrame, path: str) -> None:
         _draw_panel(axes, rows[rows.claim == claim], claim, styles, handles)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     _save(figure, path, rows)
+
+
+def _drawable(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with a length: those of the theorems if there are any, else of whatever else has one."""
+    from theory_lab.claims import CLAIMS
+
+    long = rows[rows.length.notna()]
+    theorems = long[long.claim.isin(list(CLAIMS))]
+    chosen = theorems if len(theorems) else long
+    if chosen.empty:
+        raise InputError("plot", "no row has a length", "a claim that depends on length is needed")
+    return chosen.assign(length=chosen.length.astype("int64"))
 
 
 def _series_styles(rows: pd.DataFrame) -> dict[str, tuple[str, str]]:
@@ -88,9 +101,10 @@ def _series(rows: pd.DataFrame) -> list[tuple[Any, str]]:
 def _draw_panel(
     axes: Any, rows: pd.DataFrame, claim_id: str, styles: dict[str, tuple[str, str]], handles: dict[str, Any]
 ) -> None:
-    from theory_lab.claims import get_claim
+    from theory_lab.catalog import find
+    from theory_lab.claims import Claim
 
-    claim = get_claim(claim_id)
+    claim = find(claim_id)
     axes.set_title(f"{claim.source}:  {claim.bound_text}", fontsize=10, loc="left")
     positive = rows[rows.estimate > 0]
     if positive.empty:
@@ -135,7 +149,11 @@ def _draw_panel(
             )
     _label_ends(axes, ends)
     handles.setdefault("line: exact value; bars: simultaneous intervals", axes.plot([], [], color="0.3", lw=1.0)[0])
-    statistic = "E[S], survivors a row" if claim.statistic == "survivors" else "E[C], survivors of both views a row"
+    statistic = claim.bound_text.split(" <= ")[0]
+    if isinstance(claim, Claim):
+        statistic = {"survivors": "E[S], survivors a row", "consensus": "E[C], survivors of both views a row"}[
+            claim.statistic
+        ]
     axes.set_xlabel("visible keys n = i + 1")
     axes.set_ylabel(statistic)
     axes.grid(True, which="major", color="0.9", lw=0.6)

@@ -1,0 +1,149 @@
+"""From settings to work: cases of expectation claims, and pieces of studies.
+
+A *case* is a claim at a point. Its *cell* is what has to be drawn for it; two claims about the same statistic at the
+same point share one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+import time
+from dataclasses import dataclass
+
+from theory_lab.catalog import find
+from theory_lab.claims import CLAIMS, Claim, Point, get_claim
+from theory_lab.errors import InputError
+from theory_lab.estimation import CERTAIN, Cell, choose
+from theory_lab.estimation.intervals import Interval
+from theory_lab.estimation.worst_case import sandwich
+from theory_lab.noise import ANY_LAW, default_families, get_family
+from theory_lab.settings import Settings
+from theory_lab.studies import STUDIES, Piece, Request, Study
+
+DEFAULT_CLAIMS = ("tda-4.3", "tda-4.6")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A claim at a point, by an estimator (never ``auto``)."""
+
+    claim: Claim
+    point: Point
+    estimator: str
+    bound: float
+
+    def cell(self, seed: int) -> Cell | None:
+        """What must be drawn; None if nothing must."""
+        return None if self.estimator in CERTAIN else Cell(self.claim.statistic, self.point, self.estimator, seed)
+
+
+def build_cases(settings: Settings) -> list[Case]:
+    """All combinations of the settings, each once, in the order claim, noise, constants, length.
+
+    Raises
+    ------
+    InputError
+        If a combination is impossible.
+    """
+    named = [name for name in settings.claims or CLAIMS if name in CLAIMS]
+    families = settings.noise or (*default_families(), ANY_LAW)
+    if settings.estimator == "worst-case":
+        families = (ANY_LAW,)
+    elif not settings.noise and settings.estimator != "auto":
+        families = tuple(default_families())
+    cases: dict[tuple[str, Point], Case] = {}
+    for claim_id, noise in itertools.product(named, families):
+        claim = get_claim(claim_id)
+        name = noise if noise == ANY_LAW else get_family(noise).name
+        constants = ("head_dim", "kappa", "beta", "sigma", "rho", "key_rho")
+        grid = itertools.product(*map(settings.grid, constants), sorted(set(settings.grid("length"))))
+        for head_dim, kappa, beta, sigma, rho, key_rho, length in grid:
+            rho_used = rho if "rho" in claim.parameters else 0.0
+            point = Point(name, length, head_dim, kappa, beta, sigma, rho_used, key_rho)
+            if noise == ANY_LAW:
+                point = point.with_(key_rho=0.0)  # by linearity the bound is the same
+                if not settings.noise and settings.estimator == "auto" and rho_used != 0:
+                    continue  # the class of all correlated pairs has no certificate
+            if not settings.claims and claim_id not in DEFAULT_CLAIMS and _adds_nothing(claim, point):
+                continue
+            bound = claim.bound(point) * settings.bound_scale
+            cases.setdefault((claim_id, point), Case(claim, point, _estimator(settings, claim, point), bound))
+    return list(cases.values())
+
+
+def _adds_nothing(claim: Claim, point: Point) -> bool:
+    """Whether a general form coincides with the theorem it generalizes."""
+    theorem = get_claim(claim.id.rsplit("-", 1)[0])
+    return math.isclose(claim.bound(point), theorem.bound(point), rel_tol=1e-9)
+
+
+def _estimator(settings: Settings, claim: Claim, point: Point) -> str:
+    if settings.estimator == "auto":
+        return choose(claim.statistic, point)
+    if point.noise == ANY_LAW and settings.estimator != "worst-case":
+        raise InputError("noise", ANY_LAW, "only the estimators auto and worst-case speak of all laws")
+    return settings.estimator
+
+
+def build_pieces(settings: Settings) -> tuple[list[Piece], list[str]]:
+    """The pieces of every study that the settings ask for.
+
+    A study that is not named joins if it depends on every grid option that was given, so that a question about
+    lengths is not answered with searches that know none.
+
+    Returns
+    -------
+    pieces : list of Piece
+    skipped : list of str
+        One line for each study left out because a package is missing.
+
+    Raises
+    ------
+    InputError
+        If a study that was named needs a package that is missing.
+    """
+    if settings.estimator != "auto" and not settings.claims:
+        return [], []
+    request = Request(
+        noise=settings.noise,
+        length=settings.length,
+        kappa=settings.kappa,
+        beta=settings.beta,
+        sigma=settings.sigma,
+        rho=settings.rho,
+        lam=settings.lam,
+        head_dim=settings.head_dim,
+        trials=settings.trials,
+    )
+    pieces: list[Piece] = []
+    skipped = []
+    for study in _wanted_studies(settings):
+        if study.needs_torch and importlib.util.find_spec("torch") is None:
+            if settings.claims:
+                raise InputError("claim", study.id, "it needs torch: pip install 'theory-lab[torch]'")
+            skipped.append(f"{study.id} is not checked: it needs torch (pip install 'theory-lab[torch]')")
+            continue
+        pieces += study.plan(request)
+    return pieces, skipped
+
+
+def _wanted_studies(settings: Settings) -> list[Study]:
+    if settings.claims:
+        return [STUDIES[name] for name in dict.fromkeys(settings.claims) if find(name).id in STUDIES]
+    return [study for study in STUDIES.values() if settings.given() <= set(study.parameters)]
+
+
+def evaluate(case: Case) -> tuple[float, Interval, str, float]:
+    """Estimate, interval, method and seconds of a case without randomness."""
+    started = time.perf_counter()
+    if case.estimator == "exact":
+        value = case.claim.exact(case.point)
+        if value is None:
+            raise InputError("estimator", "exact", f"{case.claim.id} has no exact value for noise '{case.point.noise}'")
+        return value, Interval(value, value, "exact"), "exact", time.perf_counter() - started
+    found = sandwich(case.point, case.claim.statistic)
+    ends = Interval(found.lower, found.upper, "sandwich")
+    method = f"sandwich: two-point witness, {found.certificate.kind} certificate"
+    return found.lower, ends, method, time.perf_counter() - started

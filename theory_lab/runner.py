@@ -1,0 +1,371 @@
+"""One run: draw what is missing, keep what is finished, decide, and make rows."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from theory_lab import __version__
+from theory_lab.cases import Case, evaluate
+from theory_lab.engine import Engine, PieceTask, Task, TaskResult, merge, plan_tasks
+from theory_lab.estimation import SAMPLERS, BlockSum, Cell, Sample, default_trials
+from theory_lab.estimation.intervals import Interval, interval
+from theory_lab.estimation.verdicts import Decision, Test, Verdict, decide
+from theory_lab.settings import Budget, Progress, Settings
+from theory_lab.studies import Finding, Piece
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from theory_lab.store import Store
+
+
+@dataclass
+class Work:
+    """A cell under way."""
+
+    cell: Cell
+    target: int = 0
+    blocks: list[BlockSum] = field(default_factory=list)
+    seconds: float = 0.0
+    looks: int = 0
+    pending: int = 0
+    saved: bool = True
+
+    @property
+    def trials(self) -> int:
+        """Trials drawn so far."""
+        return sum(block.trials for block in self.blocks)
+
+    def sample(self) -> Sample:
+        """The pooled observations."""
+        return SAMPLERS[self.cell.estimator].pool(self.cell, self.blocks)
+
+
+#: Columns of a row, in order.
+COLUMNS = (
+    "claim", "noise", "length", "head_dim", "kappa", "beta", "sigma", "rho", "key_rho", "lambda", "estimator",
+    "trials", "estimate", "standard_error", "relative_error", "ci_low", "ci_high", "ci_error", "method", "bound",
+    "exact", "slack", "verdict", "assumptions", "note", "seed", "device", "seconds", "version",
+)  # fmt: skip
+
+_FLOATS = ("kappa", "beta", "sigma", "rho", "key_rho", "lambda", "standard_error", "relative_error", "exact", "slack")
+_CONSTANTS = ("head_dim", "kappa", "beta", "sigma", "rho", "key_rho", "lambda")
+
+
+class Runner:
+    """State of one run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cases: Sequence[Case],
+        pieces: Sequence[Piece],
+        store: Store | None,
+        progress: Progress,
+    ) -> None:
+        self._settings = settings
+        self._cases = cases
+        self._pieces = pieces
+        self._store = store
+        self._progress = progress
+        cells = dict.fromkeys(cell for case in cases if (cell := case.cell(settings.seed)) is not None)
+        self._works = {cell: Work(cell) for cell in cells}
+        self._findings: dict[Piece, tuple[tuple[Finding, ...], float]] = {}
+        self._by_digest = {work.cell.digest: work for work in self._works.values()}
+        self._certain = {case: evaluate(case) for case in cases if case.cell(settings.seed) is None}
+
+    def load(self) -> None:
+        """Set every cell's target and take what the store has."""
+        for work in self._works.values():
+            work.target = self._settings.trials or default_trials(work.cell)
+            if self._store is not None:
+                work.blocks, damage = self._store.load(work.cell)
+                if damage:
+                    self._progress.say(f"{damage}; it is drawn again")
+                work.seconds = self._store.seconds(work.cell.digest)
+        if self._store is None:
+            return
+        for piece in self._pieces:
+            found, damage = self._store.load_piece(piece, self._settings.seed)
+            if damage:
+                self._progress.say(f"{damage}; it is drawn again")
+            if found is not None:
+                self._findings[piece] = found, self._store.seconds(piece.digest(self._settings.seed))
+
+    def fixed(self, engine: Engine) -> None:
+        """Draw every cell's trials."""
+        for work in self._works.values():
+            work.blocks = _cut(work, work.target)
+        cells = [task for work in self._works.values() for task in plan_tasks(work.cell, work.target, work.blocks)]
+        pieces = self._piece_tasks()
+        total = len(self._works) + len(self._pieces)
+        self._progress.start(total, total - len({task.cell for task in cells}) - len(pieces))
+        # Long pieces first: they cannot be cut, and would leave a worker alone at the end.
+        self._draw(engine, [*pieces, *cells])
+
+    def _piece_tasks(self) -> list[PieceTask]:
+        missing = [piece for piece in self._pieces if piece not in self._findings]
+        return [PieceTask(p, self._settings.seed) for p in sorted(missing, key=lambda p: -p.cost)]
+
+    def sequential(self, engine: Engine, budget: Budget) -> None:
+        """Double the trials of undecided cells until all are decided or the budget is spent."""
+        deadline = time.monotonic() + budget.seconds
+        cap = self._settings.trials or math.inf
+        spent = 0
+        # What the store has is dealt out as if drawn now, so that a resumed run looks at the same sizes.
+        stored = {work.cell: work.blocks for work in self._works.values()}
+        for work in self._works.values():
+            work.blocks = []
+            first = SAMPLERS[work.cell.estimator].block_trials(work.cell)
+            work.target = int(min(first, max(1, default_trials(work.cell) >> 4), cap))
+        pieces = self._piece_tasks()
+        self._progress.start(len(self._works) + len(pieces), 0)
+        self._draw(engine, pieces, deadline)
+        active = list(self._works.values())
+        while active and time.monotonic() < deadline:
+            affordable = []
+            for work in active:
+                step = work.target - work.trials
+                if spent + step <= budget.trials:
+                    spent += step
+                    affordable.append(work)
+            before = {work.cell: work.blocks for work in affordable}
+            tasks = []
+            for work in affordable:
+                work.blocks = _cut_blocks(merge(work.blocks, stored[work.cell]), work.cell, work.target)
+                tasks += plan_tasks(work.cell, work.target, work.blocks)
+            self._draw(engine, tasks, deadline, count=False)
+            for work in affordable:
+                if work.trials > sum(block.trials for block in before[work.cell]):
+                    work.looks += 1
+                else:  # cut short before anything new was complete
+                    work.blocks = before[work.cell]
+            undecided = self._undecided_cells()
+            left = [w for w in affordable if w.cell in undecided and w.trials == w.target and w.target < cap]
+            self._progress.advance(len(active) - len(left), 0.0)
+            for work in left:
+                work.target = int(min(2 * work.target, cap))
+            active = left
+
+    def _draw(
+        self, engine: Engine, tasks: Sequence[Task | PieceTask], deadline: float = math.inf, count: bool = True
+    ) -> None:
+        for task in tasks:
+            if isinstance(task, Task):
+                self._by_digest[task.cell.digest].pending += 1
+        try:
+            for result in engine.run(tasks, deadline):
+                self._take(result, count)
+        finally:
+            # Blocks of a cell that was cut short are kept up to the first gap.
+            for work in self._works.values():
+                if work.pending:
+                    work.pending = 0
+                    work.blocks = _contiguous(work)
+                    self._save(work)
+
+    def _take(self, result: TaskResult, count: bool) -> None:
+        if isinstance(result.task, PieceTask):
+            piece = result.task.piece
+            self._findings[piece] = result.findings, result.seconds
+            if self._store is not None:
+                self._store.save_piece(piece, self._settings.seed, result.findings, result.seconds)
+            self._progress.advance(1, result.seconds)
+            return
+        work = self._by_digest[result.task.cell.digest]
+        work.blocks = merge(work.blocks, result.blocks)
+        work.seconds += result.seconds
+        work.saved = False
+        work.pending -= 1
+        if work.pending == 0:
+            self._save(work)
+        self._progress.advance(int(count and work.pending == 0), result.seconds)
+
+    def _save(self, work: Work) -> None:
+        if self._store is not None and not work.saved and work.blocks:
+            self._store.save(work.cell, work.blocks, work.seconds)
+        work.saved = True
+
+    def _interval(self, case: Case, error: float) -> Interval:
+        cell = case.cell(self._settings.seed)
+        if cell is None:
+            return self._certain[case][1]
+        work = self._works[cell]
+        return interval(work.sample(), error, work.looks, case.bound)
+
+    def _is_random(self, case: Case) -> bool:
+        cell = case.cell(self._settings.seed)
+        return cell is not None and SAMPLERS[cell.estimator].empty_sample(cell).model != "certain"
+
+    def _tests(self, cases: Sequence[Case]) -> list[Test]:
+        return [Test(case.bound, partial(self._interval, case), self._is_random(case)) for case in cases]
+
+    def _drawn(self, case: Case) -> bool:
+        cell = case.cell(self._settings.seed)
+        return cell is None or bool(self._works[cell].blocks)
+
+    def _undecided_cells(self) -> set[Cell | None]:
+        """Cells with a case that has no verdict yet."""
+        cases = [case for case in self._cases if self._drawn(case)]
+        tests = self._tests(cases)
+        for findings, _ in self._findings.values():  # they share the run's error rate
+            tests += map(self._finding_test, findings)
+        decisions = decide(tests, self._settings.alpha, self._settings.tolerance)
+        return {
+            case.cell(self._settings.seed)
+            for case, decision in zip(cases, decisions, strict=False)
+            if decision.verdict is Verdict.INCONCLUSIVE
+        }
+
+    def _finished(self, case: Case) -> bool:
+        cell = case.cell(self._settings.seed)
+        return cell is None or self._works[cell].trials >= self._works[cell].target
+
+    def rows(self, finished_only: bool = False) -> pd.DataFrame:
+        """One row a case and a finding; only those of finished cells if asked."""
+        import pandas as pd
+
+        from theory_lab.catalog import CATALOG
+
+        cases = [c for c in self._cases if self._drawn(c) and (not finished_only or self._finished(c))]
+        found = [
+            (piece, finding, seconds)
+            for piece in self._pieces
+            if piece in self._findings
+            for findings, seconds in [self._findings[piece]]
+            for finding in findings
+        ]
+        tests = self._tests(cases) + [self._finding_test(finding) for _, finding, _ in found]
+        decisions = decide(tests, self._settings.alpha, self._settings.tolerance)
+        rows = [self._row(case, decision) for case, decision in zip(cases, decisions, strict=False)]
+        rows += [
+            self._finding_row(piece, finding, seconds, decision)
+            for (piece, finding, seconds), decision in zip(found, decisions[len(cases) :], strict=True)
+        ]
+        order = {name: index for index, name in enumerate(CATALOG)}
+        rows.sort(key=lambda row: order[row["claim"]])
+        frame = pd.DataFrame(rows, columns=list(COLUMNS))
+        for name in _FLOATS:
+            frame[name] = frame[name].astype(float)
+        for name in ("length", "head_dim"):
+            frame[name] = frame[name].astype("Int64")
+        return frame
+
+    def _finding_test(self, finding: Finding) -> Test:
+        bound = finding.bound * self._settings.bound_scale
+        sample, trend = finding.sample, finding.trend
+        if sample is not None:
+            return Test(bound, lambda error: interval(sample, error), sample.model != "certain")
+        if trend is not None:
+            return Test(bound, lambda error: Interval(*trend.interval(error), "trend"))
+        return Test(bound, lambda error: Interval(finding.low, finding.high, "certain"), random=False)
+
+    def _finding_row(self, piece: Piece, finding: Finding, seconds: float, decision: Decision) -> dict[str, Any]:
+        estimate, standard_error = finding.estimate, 0.0
+        if finding.sample is not None:
+            estimate, standard_error = finding.sample.estimate, finding.sample.standard_error
+        elif finding.trend is not None:
+            estimate, standard_error = finding.trend.slope, finding.trend.standard_error
+        bound = finding.bound * self._settings.bound_scale
+        how = decision.interval.method
+        return {
+            **dict.fromkeys(_CONSTANTS),
+            **finding.parameters,
+            "claim": piece.study,
+            "noise": finding.subject,
+            "length": finding.length,
+            "estimator": "study",
+            "trials": finding.trials,
+            "estimate": estimate,
+            "standard_error": standard_error,
+            "relative_error": _relative(finding, estimate, standard_error),
+            "ci_low": decision.interval.low,
+            "ci_high": decision.interval.high,
+            "ci_error": decision.error,
+            "method": finding.method if how == "certain" and finding.method else how,
+            "bound": bound,
+            "exact": finding.exact,
+            "slack": estimate / bound if bound else math.nan,
+            "verdict": str(decision.verdict),
+            "assumptions": finding.assumptions,
+            "note": finding.note,
+            **self._common(seconds),
+        }
+
+    def _common(self, seconds: float) -> dict[str, Any]:
+        return {"seed": self._settings.seed, "device": "cpu", "seconds": seconds, "version": __version__}
+
+    def _row(self, case: Case, decision: Decision) -> dict[str, Any]:
+        point, cell = case.point, case.cell(self._settings.seed)
+        exact = case.claim.exact(point)
+        if cell is None:
+            estimate, _, method, seconds = self._certain[case]
+            trials, standard_error = 0, 0.0 if case.estimator == "exact" else math.nan
+        else:
+            work = self._works[cell]
+            sample = work.sample()
+            estimate, trials, seconds = sample.estimate, sample.trials, work.seconds
+            standard_error, method = sample.standard_error, decision.interval.method
+        return {
+            "claim": case.claim.id,
+            "noise": point.noise,
+            "length": point.length,
+            "head_dim": point.head_dim,
+            "kappa": point.kappa,
+            "beta": point.beta,
+            "sigma": point.sigma,
+            "rho": point.rho if "rho" in case.claim.parameters else None,
+            "key_rho": point.key_rho,
+            "lambda": None,
+            "estimator": case.estimator,
+            "trials": trials,
+            "estimate": estimate,
+            "standard_error": standard_error,
+            "relative_error": standard_error / estimate if estimate else (0.0 if method == "certain" else math.nan),
+            "ci_low": decision.interval.low,
+            "ci_high": decision.interval.high,
+            "ci_error": decision.error,
+            "method": method,
+            "bound": case.bound,
+            "exact": exact,
+            "slack": estimate / case.bound if case.bound else math.nan,
+            "verdict": str(decision.verdict),
+            "assumptions": "; ".join(case.claim.unmet(point)) or "met",
+            "note": "",
+            **self._common(seconds),
+        }
+
+
+def _relative(finding: Finding, estimate: float, standard_error: float) -> float:
+    """Relative standard error; a slope that should be 0 has none."""
+    if finding.trend is not None:
+        return math.nan
+    return standard_error / abs(estimate) if estimate else 0.0 if standard_error == 0 else math.nan
+
+
+def _cut_blocks(blocks: Iterable[BlockSum], cell: Cell, trials: int) -> list[BlockSum]:
+    """The blocks of a run of ``trials`` trials, without what a longer run left in the store."""
+    size = SAMPLERS[cell.estimator].block_trials(cell)
+    return [b for b in blocks if b.trials == min(size, trials - b.block * size)]
+
+
+def _cut(work: Work, trials: int) -> list[BlockSum]:
+    return _cut_blocks(work.blocks, work.cell, trials)
+
+
+def _contiguous(work: Work) -> list[BlockSum]:
+    """Blocks before the first gap, and before the first one cut short."""
+    size = SAMPLERS[work.cell.estimator].block_trials(work.cell)
+    kept = []
+    for expected, block in enumerate(work.blocks):
+        if block.block != expected:
+            break
+        kept.append(block)
+        if block.trials < size:
+            break
+    return kept

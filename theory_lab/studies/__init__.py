@@ -1,0 +1,21 @@
+"""Studies: claims with a checker of their own, one file a subject."""
+
+from __future__ import annotations
+
+from theory_lab.studies.base import Finding, Piece, Request, Study
+
+__all__ = ["STUDIES", "Finding", "Piece", "Request", "Study"]
+
+
+def _collect() -> dict[str, Study]:
+    from theory_lab.studies import ours, tda
+
+    found: dict[str, Study] = {}
+    for module in (tda, ours):
+        for study in module.STUDIES:
+            assert study.id not in found, study.id
+            found[study.id] = study
+    return found
+
+
+STUDIES: dict[str, Study] = _collect()

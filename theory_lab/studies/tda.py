@@ -1,0 +1,286 @@
+"""Dispersion of TRA and TDA, and Table 1 of the TDA paper (arXiv 2601.12145)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from theory_lab.claims.base import Point
+from theory_lab.claims.tda import NOISE_ASSUMPTION, unmet_beta, unmet_noise
+from theory_lab.estimation.base import Sample
+from theory_lab.estimation.tail import draw_counts, draw_exceedances
+from theory_lab.noise import ANY_LAW, default_families, get_family
+from theory_lab.streams import F64, Streams
+from theory_lab.studies.base import Finding, Piece, Request, Study
+from theory_lab.studies.rates import fit_trend
+
+I64 = npt.NDArray[np.int64]
+
+# Purposes of streams, apart from those of the tail sampler that share a block with them.
+_BOTH, _LONE = 48, 49
+
+#: 2^4, 2^6, ... 2^12, then every power of 2 to 2^30: the limit is fitted to the latter.
+RATE_LENGTHS = tuple(1 << k for k in (4, 6, 8, 10, *range(12, 31)))
+#: The line is fitted to lengths from here on.
+_FIT_FROM = 1 << 12
+#: H / log n is said to tend to 0 if its fitted limit is at most this.
+LIMIT = 0.05
+_ROWS = 1 << 15
+_MOST_VALUES = 1 << 18
+_LEAST_ROWS = 8
+#: Rows with more survivors than this have nearly the same entropy; their mean is judged by the central limit theorem.
+_CROWDED = 64.0
+_RELEVANT = 4
+_POWER = 2.0
+
+
+def row_entropies(owner: I64, weights: F64, rows: int, extra: F64) -> F64:
+    """Entropy of each row of nonnegative weights, normalized to sum 1.
+
+    Parameters
+    ----------
+    owner : ndarray, shape (m,)
+        Row of each weight.
+    weights : ndarray, shape (m,)
+        Weights above or at 0; zeros count for nothing.
+    rows : int
+        Number of rows.
+    extra : ndarray, shape (k,)
+        Weights that every row has besides.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        H in nats; 0 for a row without weight (a dead row).
+    """
+    log = np.log(weights, where=weights > 0, out=np.zeros_like(weights))
+    total = np.bincount(owner, weights, minlength=rows) + extra.sum()
+    weighted = np.bincount(owner, weights * log, minlength=rows) + (extra * np.log(extra)).sum()
+    alive = total > 0
+    safe = np.where(alive, total, 1.0)
+    return np.where(alive, np.maximum(0.0, np.log(safe) - weighted / safe), 0.0)
+
+
+def tra_rows(point: Point, rows: int, streams: Streams, relevant: F64) -> F64:
+    """Entropies of TRA rows: n noise keys and some relevant ones with the given weights."""
+    law = point.law()
+    counts, values = draw_exceedances(streams, law, point.length, point.tau, rows)
+    owner = np.repeat(np.arange(rows), counts)
+    return row_entropies(owner, (values - point.tau) ** _POWER, rows, relevant)
+
+
+def tda_rows(point: Point, lam: float, rows: int, first: Streams, second: Streams, relevant: F64) -> F64:
+    """Entropies of |a1 - lambda a2| for two independent views of n noise keys, and some relevant ones.
+
+    Keys are exchangeable, so it suffices to know which survivors of view 1 survive in view 2 (each with the tail
+    probability) and how many others survive in view 2 alone.
+    """
+    law, tau = point.law(), point.tau
+    p = law.tail(tau)
+    counts, values = draw_exceedances(first, law, point.length, tau, rows)
+    owner = np.repeat(np.arange(rows), counts)
+    weight = (values - tau) ** _POWER
+    # One uniform decides whether such a key survives in view 2 and, if so, is its conditional tail position.
+    u = second[_BOTH].uniforms(owner.size)
+    both = u < p
+    weight[both] = np.abs(weight[both] - lam * (law.isf(u[both]) - tau) ** _POWER)
+    # The n - N_1 other keys, row by row; rows with the same N_1 are drawn together.
+    lone = np.zeros(rows, dtype=np.int64)
+    for spent in np.unique(counts):
+        same = np.flatnonzero(counts == spent)
+        lone[same] = draw_counts(second, point.length - int(spent), p, same.size)
+    scores = law.isf(p * second[_LONE].uniforms(int(lone.sum())))
+    owner = np.concatenate([owner, np.repeat(np.arange(rows), lone)])
+    weight = np.concatenate([weight, lam * (scores - tau) ** _POWER])
+    return row_entropies(owner, weight, rows, relevant)
+
+
+def _families(request: Request) -> Iterable[str]:
+    names = request.noise if request.noise is not None else default_families()
+    return [get_family(name).name for name in names if name != ANY_LAW]
+
+
+def _plan(study: str, two_views: bool) -> Callable[[Request], list[Piece]]:
+    def plan(request: Request) -> list[Piece]:
+        pieces = []
+        for noise in _families(request):
+            for head_dim in request.head_dim or (64,):
+                for kappa in request.kappa or (1.0,):
+                    for beta in request.beta or (1.0,):
+                        for sigma in request.sigma or (1.0,):
+                            for lam in (request.lam or (0.5,)) if two_views else (0.0,):
+                                Point(noise, 2, head_dim, kappa, beta, sigma)  # refuses what is impossible
+                                pieces.append(
+                                    Piece.of(
+                                        study,
+                                        2.0,
+                                        noise=noise,
+                                        identity=get_family(noise).identity,
+                                        head_dim=head_dim,
+                                        kappa=kappa,
+                                        beta=beta,
+                                        sigma=sigma,
+                                        lam=lam,
+                                        lengths=tuple(sorted(set(request.length or RATE_LENGTHS))),
+                                        rows=request.trials or _ROWS,
+                                    )
+                                )
+        return pieces
+
+    return plan
+
+
+def _dispersion(piece: Piece, seed: int, views: int) -> list[Finding]:
+    """Envelope at every length, and the fitted limit of H / log n."""
+    findings, x, y, errors = [], [], [], []
+    start = Point(piece["noise"], 2, piece["head_dim"], kappa=piece["kappa"], beta=piece["beta"], sigma=piece["sigma"])
+    assumptions = "; ".join([*unmet_noise(start), *unmet_beta(start)]) or "met"
+    constants = {"kappa": start.kappa, "beta": start.beta, "sigma": start.sigma, "head_dim": start.head_dim}
+    if views == 2:
+        constants["lambda"] = piece["lam"]
+    for index, length in enumerate(piece["lengths"]):
+        point = start.with_(length=length)
+        expected = length * point.law().tail(point.tau)
+        rows = int(min(piece["rows"], max(_LEAST_ROWS, _MOST_VALUES / max(1.0, views * expected))))
+        # A relevant key exceeds the threshold by two standard deviations of the noise.
+        relevant = np.full(_RELEVANT, (2.0 * math.sqrt(point.proxy)) ** _POWER)
+        if views == 1:
+            h = tra_rows(point, rows, piece.streams(seed, 2 * index), relevant)
+        else:
+            streams = piece.streams(seed, 2 * index), piece.streams(seed, 2 * index + 1)
+            h = tda_rows(point, piece["lam"], rows, *streams, relevant)
+        sample = Sample(
+            "rows" if expected > _CROWDED else "bounded", rows, rows, float(h.sum()), float((h * h).sum()),
+            ceiling=math.log(length + _RELEVANT),
+        )  # fmt: skip
+        findings.append(
+            Finding(
+                start.noise,
+                math.log(1 + views * point.kappa + _RELEVANT),
+                length,
+                sample,
+                trials=rows,
+                assumptions=assumptions,
+                note=f"H / log n = {sample.estimate / math.log(max(2, length)):.4g}",
+                parameters=constants,
+            )
+        )
+        if length >= _FIT_FROM:
+            x.append(math.log(length))
+            y.append(sample.estimate)
+            errors.append(sample.standard_error)
+    if len(x) >= 3:
+        trend = fit_trend(x, y, errors)
+        findings.append(
+            Finding(
+                start.noise, LIMIT, None, trend=trend, trials=len(x), assumptions=assumptions, parameters=constants,
+                note=f"slope of E[H] on log n over {len(x)} lengths from 2^12 on: the limit of H / log n",
+            )
+        )  # fmt: skip
+    return findings
+
+
+def _tra_work(piece: Piece, seed: int) -> list[Finding]:
+    return _dispersion(piece, seed, 1)
+
+
+def _tda_work(piece: Piece, seed: int) -> list[Finding]:
+    return _dispersion(piece, seed, 2)
+
+
+def _table1_plan(request: Request) -> list[Piece]:
+    from theory_lab.attention import list_mechanisms
+
+    return [Piece.of("tda-table1", 0.3, mechanism=name) for name in list_mechanisms()]
+
+
+def _table1_work(piece: Piece, seed: int) -> list[Finding]:
+    from theory_lab.attention.features import COLUMNS, PAPER, measure_features
+
+    name = piece["mechanism"]
+    features = measure_features(name, seed=seed)
+    measured = dict(zip(COLUMNS, features.columns(), strict=True))
+    margins = {column: getattr(features, column).margin for column in COLUMNS}
+    words = {True: "yes", False: "no"}
+    if name in PAPER:
+        return [
+            Finding.certain(
+                name,
+                float(measured[column] != said),
+                0.0,
+                method=f"measured: {column.replace('_', ' ')}",
+                note=f"measured {words[measured[column]]} (margin {margins[column]:.3g}), paper says {words[said]}",
+                trials=1,
+            )
+            for column, said in zip(COLUMNS, PAPER[name], strict=True)
+        ]
+    # The paper says that no other method has all four; of a method it does not print it says nothing else.
+    have = ", ".join(column.replace("_", " ") for column in COLUMNS if measured[column]) or "none"
+    return [
+        Finding.certain(
+            name,
+            float(all(measured.values())),
+            0.0,
+            method="measured: all four features",
+            note=f"measured: {have}",
+            trials=1,
+        )
+    ]
+
+
+_RATE_PARAMETERS = ("noise", "length", "head_dim", "kappa", "beta", "sigma")
+
+STUDIES = (
+    Study(
+        id="tra-dispersion",
+        kind="rate",
+        paper="tda",
+        source="TDA, section 4 (non-dispersion of TRA)",
+        statement=(
+            "TRA does not disperse: the entropy of a row stays bounded as it grows. With kappa expected survivors and "
+            "R relevant keys E[H] <= log(1 + kappa + R), so E[H] / log n tends to 0. Checked with R = 4, p = 2."
+        ),
+        bound_text=f"E[H] <= log(1 + kappa + R); limit of E[H]/log n at most {LIMIT}",
+        assumptions=(NOISE_ASSUMPTION, "beta >= sigma"),
+        exact_text="none; the limit is the slope of E[H] on log n from n = 2^12 on",
+        parameters=_RATE_PARAMETERS,
+        plan=_plan("tra-dispersion", two_views=False),
+        work=_tra_work,
+    ),
+    Study(
+        id="tda-4.7",
+        kind="rate",
+        paper="tda",
+        source="TDA, Corollary 4.7",
+        statement=(
+            "TDA does not disperse: for |a1 - lambda a2|, normalized over the row, E[H] <= log(1 + 2 kappa + R), so "
+            "E[H] / log n tends to 0. Checked with R = 4, p = 2 and independent views."
+        ),
+        bound_text=f"E[H] <= log(1 + 2 kappa + R); limit of E[H]/log n at most {LIMIT}",
+        assumptions=(NOISE_ASSUMPTION, "beta >= sigma", "the two views are independent (Assumption 4.5)"),
+        exact_text="none; the limit is the slope of E[H] on log n from n = 2^12 on",
+        parameters=(*_RATE_PARAMETERS, "lambda"),
+        plan=_plan("tda-4.7", two_views=True),
+        work=_tda_work,
+    ),
+    Study(
+        id="tda-table1",
+        kind="feature",
+        paper="tda",
+        source="TDA, Table 1",
+        statement=(
+            "TDA alone has exact zeros, signed weights, no sum-to-one and length awareness; TRA all but signed "
+            "weights; softmax none. Each is measured on the mechanism itself."
+        ),
+        bound_text="disagreements with the paper = 0",
+        assumptions=(),
+        exact_text="none",
+        parameters=("noise",),
+        plan=_table1_plan,
+        work=_table1_work,
+        needs_torch=True,
+    ),
+)
