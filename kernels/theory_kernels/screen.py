@@ -18,22 +18,32 @@ import triton
 import triton.language as tl
 
 from .geometry import Geometry, without_padding
-from .primitives import INTERPRETED, any_bits, is_dense, load_rows, sequence, unit_rows
+from .primitives import INTERPRETED, any_bits, dot, is_dense, load_rows, sequence, unit_rows
 
 # Found on an H200: three programs fit a multiprocessor, one's maxima run beside the others' products.
 SCREEN_OPTIONS = {"BM": 128, "BN": 128, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
 
 
-class Operand(NamedTuple):
-    """Rows ready for the kernels.
+class Operands(NamedTuple):
+    """A view ready for the exact kernels.
 
-    ``unit``: normalized (or raw) rows, contiguous; ``inverse``: reciprocal norms; ``int8``: rounded rows
-    (screened calls only, else ``unit`` again); ``level``: for queries the integer thresholds.
+    ``q``, ``k``: normalized (or raw) rows, contiguous; ``inverse_q``, ``inverse_k``: reciprocal norms;
+    ``amax``: largest entry of every block of keys; ``tau``: thresholds (B, H, T).
     """
 
-    unit: torch.Tensor
-    inverse: torch.Tensor
-    int8: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    inverse_q: torch.Tensor
+    inverse_k: torch.Tensor
+    amax: torch.Tensor
+    tau: torch.Tensor
+
+
+class Quantized(NamedTuple):
+    """A view ready for the screen: int8 rows, and the integer that a product must exceed, (B, H, T)."""
+
+    q: torch.Tensor
+    k: torch.Tensor
     level: torch.Tensor
 
 
@@ -78,10 +88,9 @@ def _unit_tile(
 
 @triton.jit
 def _operands_kernel(
-    Q, K, UNIT_Q, UNIT_K, INV_Q, INV_K, AMAX, STATS, GIVEN, BETA, TAU, INT8, LEVEL,
-    T, S, H, G, Q_BLOCKS, K_BLOCKS, K_PROGRAMS, qb, qh, qt, kb, kh, kt, tau_b, tau_h,
-    D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr, NORMALIZE: tl.constexpr,
-    SCREENED: tl.constexpr, SCALED: tl.constexpr, UPCAST: tl.constexpr,
+    Q, K, UNIT_Q, UNIT_K, INV_Q, INV_K, AMAX, GIVEN, BETA, TAU, T, S, H, G, Q_BLOCKS, K_BLOCKS,
+    K_PROGRAMS, qb, qh, qt, kb, kh, kt, tau_b, tau_h, D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr,
+    NORMALIZE: tl.constexpr, SCREENED: tl.constexpr, SCALED: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Keys in the first programs, queries in the others, so that a dense call needs one launch."""
     pid = tl.program_id(0)
@@ -104,34 +113,57 @@ def _operands_kernel(
             # Stored, not recomputed by the consumers: a fused multiply-add would round it differently.
             tau = tau * tl.load(BETA + h)
         tl.store(TAU + bh * T + rows, tau, mask=rows < T)
-        if SCREENED:
-            key = b * G + h // (H // G)
-            largest = _row_maximum(AMAX + key * K_BLOCKS, K_BLOCKS, BLOCK)
-            key_scale = tl.where(largest > 0.0, largest / 127.0, 1.0)
-            key_size = _row_maximum(STATS + key * 2 * K_BLOCKS, K_BLOCKS, BLOCK)
-            key_residual = _row_maximum(STATS + key * 2 * K_BLOCKS + K_BLOCKS, K_BLOCKS, BLOCK)
-            own = tl.max(tl.abs(x), 1)
-            scale = tl.where(own > 0.0, own / 127.0, 1.0)
-            y, size, residual = _quantize(x, scale[:, None])
-            at = INT8 + bh * T * D + (rows[:, None] * D + cols[None, :])
-            tl.store(at, y, mask=(rows < T)[:, None] & (cols < D)[None, :])
-            # The exact kernels accumulate in float32 (or three tf32 products): their score can exceed the
-            # real one by at most a few (D + 8) units of rounding of |q| |k|.
-            slack = (D + 8) * 4.8e-7 * (size + residual) * key_size
-            margin = size * key_residual + residual * key_size + slack
-            level = (tau - margin) / (scale * key_scale)
-            # Rounded outwards: the float32 error of level is below |level| * 1e-6 + 1.
-            level = tl.minimum(tl.maximum(level - tl.abs(level) * 1e-6, -1.0e9), 1.0e9)
-            tl.store(LEVEL + bh * T + rows, tl.floor(level).to(tl.int32) - 2, mask=rows < T)
+
+
+@triton.jit
+def _quantize_queries_kernel(
+    UNIT, TAU, AMAX, STATS, FLAGS, INT8, LEVEL, T, H, G, BLOCKS, K_BLOCKS, D: tl.constexpr,
+    DP: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, SAMPLES: tl.constexpr,
+    LIMIT: tl.constexpr,
+):  # fmt: skip
+    """int8 queries, one scale a row, and the integer that a product must exceed to be a possible survivor."""
+    block, bh = tl.program_id(0) % BLOCKS, (tl.program_id(0) // BLOCKS).to(tl.int64)
+    if GATE:
+        if is_dense(FLAGS + bh * SAMPLES, 1, SAMPLES, LIMIT):
+            return
+    b, h = bh // H, bh % H
+    rows = block * BR + tl.arange(0, BR)
+    cols = tl.arange(0, DP)
+    key = b * G + h // (H // G)
+    largest = _row_maximum(AMAX + key * K_BLOCKS, K_BLOCKS, BLOCK)
+    key_scale = tl.where(largest > 0.0, largest / 127.0, 1.0)
+    key_size = _row_maximum(STATS + key * 2 * K_BLOCKS, K_BLOCKS, BLOCK)
+    key_residual = _row_maximum(STATS + key * 2 * K_BLOCKS + K_BLOCKS, K_BLOCKS, BLOCK)
+    x = load_rows(UNIT + bh * T * D, block * BR, T, cols, D, D, DP, BR, True).to(tl.float32)
+    tau = tl.load(TAU + bh * T + rows, mask=rows < T, other=0.0)
+    own = tl.max(tl.abs(x), 1)
+    scale = tl.where(own > 0.0, own / 127.0, 1.0)
+    y, size, residual = _quantize(x, scale[:, None])
+    at = INT8 + bh * T * D + (rows[:, None] * D + cols[None, :])
+    tl.store(at, y, mask=(rows < T)[:, None] & (cols < D)[None, :])
+    # The exact kernels accumulate in float32 (or three tf32 products): their score can exceed the real one
+    # by at most a few (D + 8) units of rounding of |q| |k|.
+    slack = (D + 8) * 4.8e-7 * (size + residual) * key_size
+    margin = size * key_residual + residual * key_size + slack
+    level = (tau - margin) / (scale * key_scale)
+    # Rounded outwards: the float32 error of level is below |level| * 1e-6 + 1.
+    level = tl.minimum(tl.maximum(level - tl.abs(level) * 1e-6, -1.0e9), 1.0e9)
+    tl.store(LEVEL + bh * T + rows, tl.floor(level).to(tl.int32) - 2, mask=rows < T)
 
 
 @triton.jit
 def _quantize_keys_kernel(
-    UNIT, AMAX, INT8, STATS, T, BLOCKS, D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr,
-    BLOCK: tl.constexpr,
+    UNIT, AMAX, FLAGS, INT8, STATS, T, R, BLOCKS, D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr,
+    BLOCK: tl.constexpr, GATE: tl.constexpr, SAMPLES: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
     """One scale a head, so that the integer threshold of a row is the same for every tile."""
     block, bh = tl.program_id(0) % BLOCKS, (tl.program_id(0) // BLOCKS).to(tl.int64)
+    if GATE:
+        sparse = 0
+        for r in range(0, R):
+            sparse += 1 - is_dense(FLAGS + (bh * R + r) * SAMPLES, 1, SAMPLES, LIMIT).to(tl.int32)
+        if sparse == 0:
+            return
     rows = block * BR + tl.arange(0, BR)
     cols = tl.arange(0, DP)
     largest = _row_maximum(AMAX + bh * BLOCKS, BLOCKS, BLOCK)
@@ -201,11 +233,11 @@ def _flush(at, word, inside, bits, count, BM: tl.constexpr, GM: tl.constexpr, NG
 
 @triton.jit
 def _sample_kernel(
-    Q8, K8, THR, FLAGS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, D: tl.constexpr, DP: tl.constexpr,
+    Q, K, TAU, FLAGS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, D: tl.constexpr, DP: tl.constexpr,
     B: tl.constexpr, SAMPLES: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
     PACKED: tl.constexpr, FIRST: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """One tile a program: does it hold a possible survivor? The share of such tiles picks the path."""
+    """One tile a program: does it hold a survivor? The share of such tiles picks the path."""
     nh, index = tl.program_id(0) // SAMPLES, tl.program_id(0) % SAMPLES
     n, h = nh // H, nh % H
     q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
@@ -223,14 +255,12 @@ def _sample_kernel(
     rows, keys, cols = first + tl.arange(0, B), key + tl.arange(0, B), tl.arange(0, DP)
     q_base = ((b * H + h) * T + q0).to(tl.int64)
     k_base = ((b * G + h // (H // G)) * S + k0).to(tl.int64) * D
-    q = load_rows(Q8 + q_base * D, first, q_len, cols, D, D, DP, B, True)
-    k = load_rows(K8 + k_base, key, hi, cols, D, D, DP, B, True)
-    thr = tl.load(THR + q_base + rows, mask=rows < q_len, other=1000000000)
-    if UPCAST:
-        acc = tl.dot(q.to(tl.float32), tl.trans(k).to(tl.float32)).to(tl.int32)
-    else:
-        acc = tl.dot(q, tl.trans(k), out_dtype=tl.int32)
-    hit = (acc > thr[:, None]) & (keys < hi)[None, :]
+    q = load_rows(Q + q_base * D, first, q_len, cols, D, D, DP, B, True)
+    k = load_rows(K + k_base, key, hi, cols, D, D, DP, B, True)
+    tau = tl.load(TAU + q_base + rows, mask=rows < q_len, other=float("inf"))
+    # An estimate, so one tf32 product is good enough for float32 operands.
+    score = dot(q, tl.trans(k), tl.zeros([B, B], tl.float32), "tf32", UPCAST)
+    hit = (score > tau[:, None]) & (keys < hi)[None, :]
     if CAUSAL:
         hit = hit & (keys[None, :] <= (rows + off)[:, None])
     flag = tl.max(tl.max(hit.to(tl.int32), 1), 0)
@@ -329,6 +359,10 @@ def cleaned(
     return without_padding(view[0], geometry, False), without_padding(view[1], geometry, True)
 
 
+def _row_block(dim: int) -> int:
+    return max(16, min(64, 4096 // padded(dim)))
+
+
 def prepare(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -337,7 +371,7 @@ def prepare(
     given: torch.Tensor,
     beta: torch.Tensor | None,
     tau: torch.Tensor,
-) -> tuple[Operand, Operand]:
+) -> Operands:
     """Operands of one view, and the thresholds.
 
     Parameters
@@ -351,71 +385,73 @@ def prepare(
     """
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
     (b, h, t, d), (g, s) = q.shape, k.shape[1:3]
-    rows = max(16, min(64, 4096 // padded(d)))
+    rows = _row_block(d)
     q_blocks, k_blocks = triton.cdiv(t, rows), triton.cdiv(s, rows)
     given = given.expand(b, h, t)
-
-    def make(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=q.device)
-
     # Raw contiguous keys are used in place: a decoding step with normalized keys in its cache copies nothing.
     as_is = not normalize and not screened and k.is_contiguous()
-    unit_q, unit_k = make(q.shape, q.dtype), k if as_is else make(k.shape, k.dtype)
-    inv_q, inv_k = make((b, h, t), torch.float32), make((b, g, s), torch.float32)
-    amax = stats = level = tau
-    int8_q, int8_k = unit_q, unit_k
-    if screened:
-        amax, stats = make((b * g, k_blocks), torch.float32), make((b * g, 2, k_blocks), torch.float32)
-        int8_q, int8_k = make(q.shape, torch.int8), make(k.shape, torch.int8)
-        level = make((b, h, t), torch.int32)
-    block = max(16, min(1024, triton.next_power_of_2(k_blocks)))
-    fixed = {"D": d, "DP": padded(d), "BR": rows, "BLOCK": block, "num_warps": 4}
-
-    def launch(key_programs: int, query_programs: int) -> None:
-        if key_programs + query_programs == 0:
-            return
-        _operands_kernel[(key_programs + query_programs,)](
-            q, k, unit_q, unit_k, inv_q, inv_k, amax, stats, given, given if beta is None else beta, tau, int8_q,
-            level, t, s, h, g, q_blocks, k_blocks, key_programs, *q.stride()[:3], *k.stride()[:3],
-            given.stride(0), given.stride(1), NORMALIZE=normalize, SCREENED=screened, SCALED=beta is not None,
-            UPCAST=INTERPRETED, **fixed,
+    unit_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    unit_k = k if as_is else torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    inv_q = torch.empty((b, h, t), dtype=torch.float32, device=q.device)
+    inv_k = torch.empty((b, g, s), dtype=torch.float32, device=q.device)
+    amax = torch.empty((b * g, k_blocks), dtype=torch.float32, device=q.device) if screened else tau
+    key_programs = 0 if as_is else b * g * k_blocks
+    if key_programs + b * h * q_blocks:
+        _operands_kernel[(key_programs + b * h * q_blocks,)](
+            q, k, unit_q, unit_k, inv_q, inv_k, amax, given, given if beta is None else beta, tau, t, s, h, g,
+            q_blocks, k_blocks, key_programs, *q.stride()[:3], *k.stride()[:3], given.stride(0), given.stride(1),
+            D=d, DP=padded(d), BR=rows, NORMALIZE=normalize, SCREENED=screened, SCALED=beta is not None,
+            UPCAST=INTERPRETED, num_warps=4,
         )  # fmt: skip
-
-    if screened:
-        launch(b * g * k_blocks, 0)
-        _quantize_keys_kernel[(b * g * k_blocks,)](unit_k, amax, int8_k, stats, s, k_blocks, **fixed)
-        launch(0, b * h * q_blocks)
-    else:
-        launch(0 if as_is else b * g * k_blocks, b * h * q_blocks)
-    return Operand(unit_q, inv_q, int8_q, level), Operand(unit_k, inv_k, int8_k, level)
+    return Operands(unit_q, unit_k, inv_q, inv_k, amax, tau)
 
 
-def _common(q: Operand, k: Operand, geometry: Geometry, other: torch.Tensor) -> tuple:
-    _, h, t, _ = q.unit.shape
+def quantize(x: Operands, flags: torch.Tensor | None, limit: int) -> Quantized:
+    """int8 rows and integer thresholds of a view prepared with ``screened``; dense heads are left out."""
+    (b, h, t, d), (g, s) = x.q.shape, x.k.shape[1:3]
+    rows = _row_block(d)
+    q_blocks, k_blocks = triton.cdiv(t, rows), triton.cdiv(s, rows)
+    int8_q = torch.empty(x.q.shape, dtype=torch.int8, device=x.q.device)
+    int8_k = torch.empty(x.k.shape, dtype=torch.int8, device=x.k.device)
+    stats = torch.empty((b * g, 2, k_blocks), dtype=torch.float32, device=x.q.device)
+    level = torch.empty((b, h, t), dtype=torch.int32, device=x.q.device)
+    fixed = {
+        "D": d, "DP": padded(d), "BR": rows, "BLOCK": max(16, min(1024, triton.next_power_of_2(k_blocks))),
+        "GATE": flags is not None, "SAMPLES": 1 if flags is None else flags.shape[1], "LIMIT": limit,
+        "num_warps": 4,
+    }  # fmt: skip
+    gate = level if flags is None else flags
+    _quantize_keys_kernel[(b * g * k_blocks,)](x.k, x.amax, gate, int8_k, stats, s, h // g, k_blocks, **fixed)
+    _quantize_queries_kernel[(b * h * q_blocks,)](
+        x.q, x.tau, x.amax, stats, gate, int8_q, level, t, h, g, q_blocks, k_blocks, **fixed
+    )
+    return Quantized(int8_q, int8_k, level)
+
+
+def _shapes(q: torch.Tensor, k: torch.Tensor, geometry: Geometry, other: torch.Tensor) -> tuple:
     return (
-        geometry.layout if geometry.layout is not None else other, geometry.sequences, h, k.unit.shape[1], t,
-        k.unit.shape[2], geometry.max_q, geometry.max_k, geometry.offset,
+        geometry.layout if geometry.layout is not None else other, geometry.sequences, q.shape[1], k.shape[1],
+        q.shape[2], k.shape[2], geometry.max_q, geometry.max_k, geometry.offset,
     )  # fmt: skip
 
 
-def _flags(q: Operand, geometry: Geometry) -> dict:
+def _flags(dim: int, geometry: Geometry) -> dict:
     return {
-        "D": q.unit.shape[-1], "DP": max(32, padded(q.unit.shape[-1])), "CAUSAL": geometry.causal,
-        "RAGGED": geometry.layout is not None, "PACKED": geometry.packed, "UPCAST": INTERPRETED,
+        "D": dim, "DP": max(32, padded(dim)), "CAUSAL": geometry.causal, "RAGGED": geometry.layout is not None,
+        "PACKED": geometry.packed, "UPCAST": INTERPRETED,
     }  # fmt: skip
 
 
-def sample(q: Operand, k: Operand, geometry: Geometry, flags: torch.Tensor, first: bool) -> None:
+def sample(x: Operands, geometry: Geometry, flags: torch.Tensor, first: bool) -> None:
     """Try some tiles of every head; ``flags`` (N * H, tiles tried) int32 is set, or joined after the first view."""
     _sample_kernel[(flags.numel(),)](
-        q.int8, k.int8, q.level, flags, *_common(q, k, geometry, flags), **_flags(q, geometry),
+        x.q, x.k, x.tau, flags, *_shapes(x.q, x.k, geometry, flags), **_flags(x.q.shape[-1], geometry),
         B=32 if INTERPRETED else 64, SAMPLES=flags.shape[1], FIRST=first, num_warps=4,
     )  # fmt: skip
 
 
 def screen(
-    q: Operand, k: Operand, geometry: Geometry, words: torch.Tensor, grain: int,
-    flags: torch.Tensor | None = None, limit: int = 0,
+    x: Quantized, geometry: Geometry, words: torch.Tensor, grain: int, flags: torch.Tensor | None, limit: int
 ) -> None:
     """Fill ``words`` (N * H, row groups, words), zero on entry: bit j of a row group tells of its key tile j.
 
@@ -429,9 +465,9 @@ def screen(
     blocks = triton.cdiv(geometry.max_q, options["BM"])
     # One grid axis throughout: the others end at 65,535.
     _screen_kernel[(words.shape[0] * blocks,)](
-        q.int8, k.int8, q.level, words, words if flags is None else flags, *_common(q, k, geometry, words),
-        words.shape[1], words.shape[2], blocks, **_flags(q, geometry), GRAIN=grain, GATE=flags is not None,
-        SAMPLES=1 if flags is None else flags.shape[1], LIMIT=limit, **options,
+        x.q, x.k, x.level, words, words if flags is None else flags, *_shapes(x.q, x.k, geometry, words),
+        words.shape[1], words.shape[2], blocks, **_flags(x.q.shape[-1], geometry), GRAIN=grain,
+        GATE=flags is not None, SAMPLES=1 if flags is None else flags.shape[1], LIMIT=limit, **options,
     )  # fmt: skip
 
 

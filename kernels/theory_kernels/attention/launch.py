@@ -9,7 +9,7 @@ import triton
 
 from ..geometry import Geometry, Gradients, rows_of, tau_coefficients, visible_counts
 from ..primitives import INTERPRETED
-from ..screen import cleaned, padded, prepare, sample, screen, transpose
+from ..screen import Operands, cleaned, padded, prepare, quantize, sample, screen, transpose
 from .backward import key_kernel, query_kernel
 from .forward import forward_kernel
 from .plan import DENSE_FROM, SAMPLES, SPLIT_ROWS, TILE, Plan
@@ -29,8 +29,8 @@ class Tiles(NamedTuple):
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-def _tiles(kind: str, dim: int, views: int, dtype: torch.dtype) -> Tiles:
-    """Tile shapes by padded head dim; found on an H200, see kernels/README.md."""
+def _tiles(kind: str, dim: int, views: int, dtype: torch.dtype, keys: int = 0) -> Tiles:
+    """Tile shapes by padded head dim and number of keys; found on an H200, see kernels/README.md."""
     wide = dim * (2 if dtype == torch.float32 else 1)
     if kind == "listed":
         return Tiles(TILE, TILE, 4 if wide <= 128 else 8, 2 if wide <= 128 else 1)
@@ -38,12 +38,17 @@ def _tiles(kind: str, dim: int, views: int, dtype: torch.dtype) -> Tiles:
         return Tiles(32, 32, 4, 1)
     if kind == "split":
         return Tiles(16, 64 if wide <= 128 else 32, 4, 2)
+    if wide > 256:
+        # float32 with large head dims: the operands of one tile are all that shared memory holds.
+        return Tiles(32, 32, 4, 1) if kind == "forward" and views == 1 else Tiles(16, 16, 4, 1)
     if kind == "forward":
         if wide <= 64:
-            return Tiles(128 if views == 1 else 64, 64, 4, 3)
+            if views == 2 or keys <= 4096:
+                return Tiles(64, 64, 4, 3)
+            return Tiles(64, 128, 4, 3) if keys <= 32768 else Tiles(128, 64, 4, 3)
         return Tiles(128, 64, 8, 2) if wide <= 128 else Tiles(64, 32, 8, 1)
     if wide <= 64:
-        return Tiles(64, 64, 4, 3)
+        return Tiles(64, 64, 4, 4 if views == 1 else 3)
     return Tiles(64, 64, 8, 1) if wide <= 128 else Tiles(32, 32, 8, 1)
 
 
@@ -94,7 +99,7 @@ class _Call:
             "UPCAST": INTERPRETED,
         }  # fmt: skip
 
-    def prepare(self, view: tuple[torch.Tensor, torch.Tensor], normalize: bool, screened: bool):
+    def prepare(self, view: tuple[torch.Tensor, torch.Tensor], normalize: bool, screened: bool) -> Operands:
         """Operands of a view; fills ``tau``."""
         if screened:
             view = cleaned(view, self.geometry)
@@ -140,12 +145,14 @@ def forward(
     if rms_eps is not None and call.ragged:
         scale.fill_(rms_eps**-0.5)
     operands = [call.prepare(view, normalize, plan.screened) for view in views]
-    rows = [(a.unit, b.unit) for a, b in operands]
+    rows = [(x.q, x.k) for x in operands]
     if plan.screened:
-        for index, (a, b) in enumerate(operands):
-            sample(a, b, geometry, flags, index == 0)
-        for index, (a, b) in enumerate(operands):
-            screen(a, b, geometry, words[index], TILE, flags, DENSE_FROM)
+        for index, x in enumerate(operands):
+            sample(x, geometry, flags, index == 0)
+        # The rows of packed sequences share one int8 scale, so no head of theirs can be left out.
+        gate = None if geometry.packed else flags
+        for index, x in enumerate(operands):
+            screen(quantize(x, gate, DENSE_FROM), geometry, words[index], TILE, flags, DENSE_FROM)
         _run_forward(call, rows, out, scale, words, "listed", rms_eps, flags)
         _run_forward(call, rows, out, scale, words, "forward", rms_eps, flags)
     elif geometry.max_q <= SPLIT_ROWS and geometry.max_k > 4 * TILE:
@@ -157,7 +164,7 @@ def forward(
 
 def _run_forward(call, operands, out, scale, words, kind, rms_eps, flags=None, splits=1, span=0, plane=0) -> None:
     (q1, k1), (q2, k2) = operands[0], operands[-1]
-    tiles = _tiles(kind, max(call.flags["DP"], call.flags["EP"]), call.views, q1.dtype)
+    tiles = _tiles(kind, max(call.flags["DP"], call.flags["EP"]), call.views, q1.dtype, call.geometry.max_k)
     listed = kind == "listed"
     blocks = triton.cdiv(call.geometry.max_q, tiles.rows)
     forward_kernel[(call.geometry.sequences * call.h * blocks * splits,)](
@@ -207,9 +214,8 @@ def backward(
         return Gradients(zeros, torch.zeros_like(v), torch.zeros_like(beta), torch.zeros_like(beta))
     grad = _last_contiguous(grad)
     operands = [call.prepare(view, normalize, False) for view in views]
-    (q1, k1), (q2, k2) = operands[0], operands[-1]
-    dq = [call.like(o[0].unit) for o in operands]
-    dk = [call.like(o[1].unit) for o in operands]
+    one, two = operands[0], operands[-1]
+    dq, dk = [call.like(x.q) for x in operands], [call.like(x.k) for x in operands]
     dv = call.like(v, (*v.shape,))
     dtau = call.like(call.tau, (call.b, call.h, call.t))
     dlam = call.like(dtau) if call.views == 2 else dtau
@@ -222,13 +228,13 @@ def backward(
         }  # fmt: skip
         blocks = triton.cdiv(geometry.max_q, tiles.rows)
         query_kernel[(geometry.sequences * call.h * blocks,)](
-            q1.unit, k1.unit, q2.unit, k2.unit, call.v, grad, call.tau, call.lam, q1.inverse, q2.inverse,
+            one.q, one.k, two.q, two.k, call.v, grad, call.tau, call.lam, one.inverse_q, two.inverse_q,
             dq[0], dq[-1], dtau, dlam, words, flags, call.layout, *call.dims, words.shape[2], words.shape[3],
             words.stride(0), blocks, *call.tau.stride()[:2], *call.v_strides, **fixed,
         )  # fmt: skip
         blocks = triton.cdiv(geometry.max_k, tiles.keys)
         key_kernel[(geometry.sequences * call.g * blocks,)](
-            q1.unit, k1.unit, q2.unit, k2.unit, call.v, grad, call.tau, call.lam, k1.inverse, k2.inverse,
+            one.q, one.k, two.q, two.k, call.v, grad, call.tau, call.lam, one.inverse_k, two.inverse_k,
             dk[0], dk[-1], dv, turned, flags, call.layout, *call.dims, turned.shape[1], turned.shape[2], blocks,
             *call.tau.stride()[:2], *call.v_strides, **fixed,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """The ``torch.library`` operators behind the public functions: opaque to ``torch.compile``, with autograd."""
 
-from __future__ import annotations
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -23,8 +23,7 @@ def _views(q1: Tensor, k1: Tensor, q2: Tensor | None, k2: Tensor | None) -> list
     return views
 
 
-@torch.library.custom_op("theory_kernels::threshold_forward", mutates_args=())
-def threshold_forward(
+def _forward(
     q1: Tensor,
     k1: Tensor,
     q2: Tensor | None,
@@ -52,7 +51,7 @@ def threshold_forward(
     if implementation == "triton":
         from . import launch
 
-        plan = make_plan("triton", len(views), sequences, q1.shape[1], max_q, max_k, screen_from)
+        plan = make_plan("triton", len(views), sequences, q1, v, max_q, max_k, screen_from)
         return launch.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps, plan)
     # Autocast has already been applied to the operands; inside, float32 products must stay float32.
     with torch.autocast(v.device.type, enabled=False):
@@ -63,14 +62,11 @@ def threshold_forward(
     return out, scale, none, none.new_empty((0, 0))
 
 
-@threshold_forward.register_fake
-def _(
+def _fake_forward(
     q1, k1, q2, k2, v, beta, lam, layout, sequences, max_q, max_k, offset, packed, causal,
     kappa, power, normalize, rms_eps, implementation, screen_from,
 ):  # fmt: skip
-    plan = make_plan(
-        implementation, 1 if q2 is None else 2, sequences, q1.shape[1], max_q, max_k, screen_from
-    )
+    plan = make_plan(implementation, 1 if q2 is None else 2, sequences, q1, v, max_q, max_k, screen_from)
     wide = torch.float64 if v.dtype == torch.float64 else torch.float32
     return (
         v.new_empty((*q1.shape[:3], v.shape[-1])),
@@ -80,8 +76,7 @@ def _(
     )
 
 
-@torch.library.custom_op("theory_kernels::threshold_backward", mutates_args=())
-def threshold_backward(
+def _gradients(
     grad: Tensor,
     q1: Tensor,
     k1: Tensor,
@@ -125,8 +120,7 @@ def threshold_backward(
     return (*g.views[0], *second, g.v, g.beta, g.lam)
 
 
-@threshold_backward.register_fake
-def _(
+def _fake_gradients(
     grad, q1, k1, q2, k2, v, beta, lam, layout, out, scale, bitmap, flags, sequences, max_q, max_k,
     offset, packed, causal, kappa, power, normalize, rms, implementation,
 ):  # fmt: skip
@@ -172,4 +166,15 @@ def _backward(ctx, grad, _grad_scale, _grad_bitmap, _grad_flags):
     )  # fmt: skip
 
 
-threshold_forward.register_autograd(_backward, setup_context=_setup)
+def _register(name: str, implementation: Callable, fake: Callable) -> Callable:
+    """Define an operator; unlike the ``custom_op`` decorator this adds no Python layer to every call."""
+    qualified = f"theory_kernels::{name}"
+    torch.library.define(qualified, torch.library.infer_schema(implementation, mutates_args=()))
+    torch.library.impl(qualified, "default", implementation)
+    torch.library.register_fake(qualified, fake)
+    return getattr(torch.ops.theory_kernels, name).default
+
+
+threshold_forward = _register("threshold_forward", _forward, _fake_forward)
+threshold_backward = _register("threshold_backward", _gradients, _fake_gradients)
+torch.library.register_autograd("theory_kernels::threshold_forward", _backward, setup_context=_setup)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 # Rows and keys that one bit of the tile bitmap stands for.
 TILE = 64
 # Key tiles in one word of the bitmap.
@@ -27,12 +29,21 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    implementation: str, views: int, sequences: int, heads: int, max_q: int, max_k: int, screen_from: int | None
+    implementation: str,
+    views: int,
+    sequences: int,
+    q: torch.Tensor,
+    v: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    screen_from: int | None,
 ) -> Plan:
     """Plan of a call; ``screen_from`` overrides the length from which the screen is used."""
     limit = SCREEN_FROM if screen_from is None else screen_from
-    if implementation != "triton" or max_k < limit or max_q <= SPLIT_ROWS:
+    # The list kernels are bound to 64x64 tiles, of which 512 bytes a row fill the shared memory.
+    row_bytes = max(q.shape[-1], v.shape[-1]) * q.element_size()
+    if implementation != "triton" or max_k < limit or max_q <= SPLIT_ROWS or row_bytes > 512:
         return Plan(False, (0, 0, 0, 0), 0)
     rows = -(-max_q // TILE)
     words = -(-max_k // (TILE * WORD))
-    return Plan(True, (views, sequences * heads, rows, words), SAMPLES)
+    return Plan(True, (views, sequences * q.shape[1], rows, words), SAMPLES)

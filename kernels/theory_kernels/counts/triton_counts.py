@@ -8,7 +8,7 @@ import triton.language as tl
 
 from ..geometry import Geometry
 from ..primitives import INTERPRETED, bit_count, dot, first_bit, load_rows, sequence
-from ..screen import cleaned, padded, prepare, screen
+from ..screen import cleaned, padded, prepare, quantize, screen
 
 TILE = 64
 SCREEN_FROM = 1024
@@ -92,8 +92,11 @@ def counts(
     out = torch.zeros((b, h, t), dtype=torch.int32, device=q.device)
     if min(b, t, s) == 0:
         return out
-    screened = s >= (SCREEN_FROM if screen_from is None else screen_from)
-    ni = triton.cdiv(t, TILE)
+    # Two views of 512 bytes a row are what shared memory holds of 64-row tiles.
+    large = padded(d) * q.element_size() > 512
+    tile = 32 if large else TILE
+    screened = not large and s >= (SCREEN_FROM if screen_from is None else screen_from)
+    ni = triton.cdiv(t, tile)
     shape = (len(views), b * h, ni, triton.cdiv(s, TILE * 32)) if screened else (1, 1, 1, 1)
     words = torch.zeros(shape, dtype=torch.int32, device=q.device)
     ready, levels = [], []
@@ -101,17 +104,17 @@ def counts(
         if screened:
             view = cleaned(view, geometry)
         tau = torch.empty((b, h, t), dtype=torch.float32, device=q.device)
-        qo, ko = prepare(*view, normalize, screened, given.expand(b, h, t).contiguous(), None, tau)
+        x = prepare(*view, normalize, screened, given.expand(b, h, t).contiguous(), None, tau)
         if screened:
-            screen(qo, ko, geometry, words[index], TILE)
-        ready.append((qo.unit, ko.unit))
+            screen(quantize(x, None, 0), geometry, words[index], TILE, None, 0)
+        ready.append((x.q, x.k))
         levels.append(tau)
     (q1, k1), (q2, k2) = ready[0], ready[-1]
     _count_kernel[(b * h * ni,)](
         q1, k1, q2, k2, levels[0], levels[-1], out, words,
         geometry.layout if geometry.layout is not None else words, b, h, g, t, s, geometry.max_q,
         geometry.max_k, geometry.offset, words.shape[2], words.shape[3], words.stride(0), ni,
-        D=d, DP=padded(d), BM=TILE, BN=TILE, VIEWS=len(views), CAUSAL=geometry.causal,
+        D=d, DP=padded(d), BM=tile, BN=tile, VIEWS=len(views), CAUSAL=geometry.causal,
         RAGGED=geometry.layout is not None, LISTED=screened,
         PREC="tf32x3" if q.dtype == torch.float32 else "tf32", UPCAST=INTERPRETED,
         num_warps=4 if padded(d) <= 128 else 8, num_stages=2 if padded(d) <= 128 else 1,
