@@ -27,9 +27,6 @@ VERDICTS = (CONTRADICTS, UNDECIDED, NOT_MEASURED, AGREES)
 #: Every kind of check.
 KINDS: dict[str, Callable[[Entry, Tables], Check]] = {**PRINTED_KINDS, "measured": read_measured}
 
-#: Settings of the small run that serves a statement about a claim, where the statement has none of its own.
-_SMALL_RUN: dict[str, Any] = {"workers": 1}
-
 _FILE = "tables.toml"
 
 
@@ -157,15 +154,19 @@ class _Claims:
             if found.empty:
                 raise CannotMeasure(f"rows of the claim {claim}")
             return found
-        from theory_lab.claims import CLAIMS
-
-        if claim not in CLAIMS:
-            raise CannotMeasure(f"the claim {claim}, which this version of the toolkit does not have")
         key = f"{claim} {sorted(settings.items())}"
         if key not in self._runs:
             import theory_lab
 
-            self._runs[key] = theory_lab.check(claim, **_SMALL_RUN, **settings)
+            try:
+                self._runs[key] = theory_lab.check(claim, workers=1, **settings)
+            except InputError as error:
+                if error.field != "claim":
+                    raise
+                # Either there is no such claim, or it needs a package that is not installed.
+                missing = error.allowed.removeprefix("it needs ")
+                unknown = f"the claim {claim}, which this version of the toolkit does not have"
+                raise CannotMeasure(unknown if missing == error.allowed else missing) from None
         return self._runs[key]
 
 

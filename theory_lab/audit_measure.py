@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -33,6 +34,7 @@ from theory_lab.audit_checks import (
     settle,
 )
 from theory_lab.audit_data import Entry, Quantity, exact, pick
+from theory_lab.errors import InputError
 
 Result = float | str | list[float] | list[str]
 
@@ -171,10 +173,8 @@ def consensus_over_bound(*, rho: float, length: float, head_dim: float = 64) -> 
 
 @cache
 def _features(mechanism: str) -> tuple[bool, bool, bool, bool]:
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise CannotMeasure("PyTorch: pip install 'theory-lab[torch]'") from None
+    if find_spec("torch") is None:
+        raise CannotMeasure("PyTorch: pip install 'theory-lab[torch]'")
     from theory_lab.attention.features import measure_features
 
     return measure_features(mechanism).columns()
@@ -256,6 +256,8 @@ def _claim(entry: Entry) -> Check:
             rows = runner(claim, settings)
         except CannotMeasure as error:
             return Outcome(NOT_MEASURED, "", "", f"needs {error}")
+        except InputError as error:
+            raise entry.error("settings", str(settings), str(error)) from None
         met = rows[rows["assumptions"] == "met"] if "assumptions" in rows else rows
         if met.empty:
             return Outcome(NOT_MEASURED, "", "", f"needs rows of {claim} that meet its assumptions")
