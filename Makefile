@@ -8,10 +8,10 @@ WORKERS ?= 2
 .PHONY: check test lint format types figures bench clean
 .DELETE_ON_ERROR:
 
-# The main job: every claim over every noise family, as a table and a picture. The negative controls in it are
-# violated on purpose; anything else that is violated or undecided fails.
+# The main job: every claim over every noise family, as a table and a picture. Exit code 1 says that a paper's claim is
+# violated: that is a result, and no failure of this command.
 check: $(VENV)/.core
-	$(BIN)/theory-lab check --controls-ok --plot check.png
+	$(BIN)/theory-lab check --controls-ok --plot check.png || test $$? -eq 1
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(WORKERS)
@@ -30,7 +30,10 @@ types: $(VENV)/.dev
 
 # The pictures that the documentation shows.
 figures: $(VENV)/.core
-	$(BIN)/theory-lab check --controls-ok --plot figures/tda/check.png --out results/check --resume
+	$(BIN)/theory-lab check tda-4.3 tda-4.6 --controls-ok --plot figures/tda/check.png
+	$(BIN)/theory-lab check tra-dispersion --controls-ok --plot figures/tda/tra-dispersion.png
+	$(BIN)/theory-lab check tda-4.7 --controls-ok --plot figures/tda/tda-dispersion.png
+	$(BIN)/theory-lab check ours-slack --controls-ok --plot figures/ours/slack.png
 
 # Rates of the samplers as ratios within one run; see benchmarks/README.md.
 bench: $(VENV)/.core
@@ -41,11 +44,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[cli,plot]'
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[cli,plot,torch]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) torch==2.13.0
 	$(PIP) --editable '.[cli,plot,triton]' $$($(BIN)/python tools/group.py test)
 	$(PIP) --no-deps entmax
 	touch $@

@@ -217,3 +217,20 @@ def test_killed_run_resumes_bit_for_bit(tmp_path: Path, moment: float) -> None:
     same(theory_lab.check(["tda-4.3", "tda-4.6"], length=lengths, out=tmp_path / "r", resume=True), fresh)
     for path in (tmp_path / "fresh" / "cells").glob("*.parquet"):
         assert (tmp_path / "r" / "cells" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_findings_are_kept_and_checked(tmp_path: Path) -> None:
+    asked = {"claims": "tra-dispersion", "noise": "gaussian", "length": [16, 64], "trials": 500, "workers": 1}
+    first = theory_lab.check(**asked, out=tmp_path / "r")
+    files = list((tmp_path / "r" / "cells").glob("*.json"))
+    assert len(files) == 1
+    listener = Listener()
+    same(first, theory_lab.check(**asked, out=tmp_path / "r", resume=True, progress=listener))
+    assert listener.done == 1
+    raw = files[0].read_text()
+    for bad in (raw[:-30], raw.replace('"trials": 500', '"trials": 501'), "[]", ""):
+        files[0].write_text(bad)
+        listener = Listener()
+        same(first, theory_lab.check(**asked, out=tmp_path / "r", resume=True, progress=listener))
+        assert "drawn again" in listener.said[0]
+        assert files[0].read_text() == raw

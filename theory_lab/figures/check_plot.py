@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import tempfile
 from pathlib import Path
@@ -105,7 +104,8 @@ def _draw_panel(
     from theory_lab.claims import Claim
 
     claim = find(claim_id)
-    axes.set_title(f"{claim.source}:  {claim.bound_text}", fontsize=10, loc="left")
+    bound_text = claim.bound_text.split(";")[0]
+    axes.set_title(f"{claim.id}:  {bound_text}", fontsize=10, loc="left")
     positive = rows[rows.estimate > 0]
     if positive.empty:
         axes.text(0.5, 0.5, "every estimate is exactly 0:\nno score can exceed the threshold", ha="center",
@@ -113,10 +113,14 @@ def _draw_panel(
         axes.set_axis_off()
         return
     axes.set_xscale("log")
-    axes.set_yscale("log")
-    # Far below the bound nothing is to be learned; a window keeps the bound readable.
-    floor = max(float(positive.estimate.min()), float(rows.bound[rows.bound > 0].min()) * 1e-6) / 3
-    axes.set_ylim(floor, float(max(positive.ci_high.max(), rows.bound.max())) * 3)
+    highest = float(max(positive.estimate.max(), rows.bound.max()))
+    if highest > 20 * float(positive.estimate.min()):
+        axes.set_yscale("log")
+        # Far below the bound nothing is to be learned; a window keeps the bound readable.
+        floor = max(float(positive.estimate.min()), float(rows.bound[rows.bound > 0].min()) * 1e-6) / 3
+        axes.set_ylim(floor, highest * 3)
+    else:
+        axes.set_ylim(0, highest * 1.15)
     zero, ends = [], []
     last = rows.length.max()
     if rows.length.nunique() == 1:
@@ -149,7 +153,7 @@ def _draw_panel(
             )
     _label_ends(axes, ends)
     handles.setdefault("line: exact value; bars: simultaneous intervals", axes.plot([], [], color="0.3", lw=1.0)[0])
-    statistic = claim.bound_text.split(" <= ")[0]
+    statistic = bound_text.split(" <= ")[0]
     if isinstance(claim, Claim):
         statistic = {"survivors": "E[S], survivors a row", "consensus": "E[C], survivors of both views a row"}[
             claim.statistic
@@ -166,16 +170,27 @@ def _draw_panel(
 
 def _label_ends(axes: Any, ends: list[tuple[float, str, str]]) -> None:
     """Write each series' name beside its last point, moved apart where they would overlap."""
-    floor, ceiling = (math.log(value) for value in axes.get_ylim())
-    placed: list[tuple[float, str, str]] = []
-    for value, label, color in sorted(ends):
-        height = max(0.0, (math.log(value) - floor) / (ceiling - floor))
-        if placed:
-            height = max(height, placed[-1][0] + _LABEL_STEP)
-        placed.append((height, label, color))
-    excess = max(0.0, placed[-1][0] - 1.0) if placed else 0.0
-    for height, label, color in placed:
-        axes.text(1.01, height - excess, label, color=color, fontsize=7.5, va="center", transform=axes.transAxes)
+    to_axes = axes.transData + axes.transAxes.inverted()
+    ordered = sorted(ends)
+    heights = [min(1.0, max(0.0, float(to_axes.transform((axes.get_xlim()[1], value))[1]))) for value, _, _ in ordered]
+    for height, (_, label, color) in zip(_spread(heights, _LABEL_STEP), ordered, strict=True):
+        axes.text(1.01, height, label, color=color, fontsize=7.5, va="center", transform=axes.transAxes)
+
+
+def _spread(heights: list[float], step: float) -> list[float]:
+    """Move sorted heights apart to at least ``step``, each crowd about its own middle, within [0, 1]."""
+    crowds: list[tuple[float, int]] = []  # middle and size
+    for height in heights:
+        crowds.append((height, 1))
+        while len(crowds) > 1:
+            (low, m), (high, k) = crowds[-2:]
+            if high - low >= step * (m + k) / 2:
+                break
+            crowds[-2:] = [((low * m + high * k) / (m + k), m + k)]
+    placed = [middle + step * (i - (size - 1) / 2) for middle, size in crowds for i in range(size)]
+    shift = max(0.0, -placed[0]) if placed else 0.0
+    shift = shift or (min(0.0, 1.0 - placed[-1]) if placed else 0.0)
+    return [height + shift for height in placed]
 
 
 def _save(figure: Any, path: str, rows: pd.DataFrame) -> None:
