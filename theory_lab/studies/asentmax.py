@@ -46,9 +46,11 @@ def _plan_dispersion(request: Request) -> list[Piece]:
             continue
         own = [n for n in lengths if law != "two-point" or n <= asentmax_dispersion.LONGEST_ATOM]
         if own:
+            # Entropies of a Gaussian row scatter, so its slopes rest on more lengths than are shown.
+            between = [1 << k for k in range(12, 23)] if law == "gaussian" and not request.length else []
             trials = request.trials or asentmax_dispersion.DEFAULT_TRIALS
-            cost = 4e-8 * sum(max(2 * n, min(trials * n, 1 << 21)) for n in own) + 0.1
-            pieces.append(Piece.of("asentmax-dispersion", cost, law=law, lengths=own, trials=trials))
+            cost = 4e-8 * sum(max(2 * n, min(trials * n, 1 << 21)) for n in own + between) + 0.1
+            pieces.append(Piece.of("asentmax-dispersion", cost, law=law, lengths=own, between=between, trials=trials))
     return pieces
 
 
@@ -79,9 +81,7 @@ STUDIES: tuple[Study, ...] = (
         assumptions=("(alpha-1) z_new <= tau(z), decided exactly", "alpha 1.5 or 2, sort-based solver"),
         exact_text="sparsemax in rational arithmetic",
         parameters=(),
-        plan=_searches(
-            "asentmax-nonvanishing", {"1.5": 25_000, "2.0": 40_000, "softmax": 20_000, "exact": 4_000}
-        ),
+        plan=_searches("asentmax-nonvanishing", {"1.5": 25_000, "2.0": 40_000, "softmax": 20_000, "exact": 4_000}),
         work=asentmax_rows.work_nonvanishing,
         needs_torch=True,
     ),
@@ -172,9 +172,7 @@ STUDIES: tuple[Study, ...] = (
         assumptions=("theta divides the scores",),
         exact_text="sparsemax in rational arithmetic",
         parameters=(),
-        plan=_searches(
-            "asentmax-theta-corrected", {"1.5": 50_000, "2.0": 50_000, "exact": 4_000}, printed=False
-        ),
+        plan=_searches("asentmax-theta-corrected", {"1.5": 50_000, "2.0": 50_000, "exact": 4_000}, printed=False),
         work=asentmax_rows.work_theta,
         needs_torch=True,
     ),

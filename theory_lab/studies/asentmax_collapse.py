@@ -8,11 +8,11 @@ Logits depend on the key and on which of four query groups a row belongs to, so 
 the whole stack is computed for every length at once. For entmax, only rows that the last token reaches through supports
 are computed, one after the other.
 
-**The envelope.** With logits in [m, M] a softmax weight is at most exp(M - m) / (i + 1), so the difference is at most
-sum_l C(L, l) exp(l (M - m)) c_l(n), with c_l the same for uniform attention without residual: c_0 = 1 at the early token
-and 0 elsewhere, c_l(i) the mean of c_(l-1) over the prefix. c_1(n) = 1/n, and every further layer adds a factor of log n
-at most; the slope against log n is therefore fitted to the difference divided by that of uniform attention, which leaves
-the excess over 1/n for one layer and over 1/n times powers of log n for more.
+**The envelope.** With logits in [m, M] a softmax weight is at most exp(M - m) / (i + 1), so the difference is at
+most sum_l C(L, l) exp(l (M - m)) c_l(n), with c_l the same for uniform attention without residual: c_0 = 1 at the early
+token and 0 elsewhere, c_l(i) the mean of c_(l-1) over the prefix. c_1(n) = 1/n, and every further layer adds a factor
+of log n at most; the slope against log n is therefore fitted to the difference divided by that of uniform attention,
+which leaves the excess over 1/n for one layer and over 1/n times powers of log n for more.
 """
 
 from __future__ import annotations
@@ -127,18 +127,22 @@ def work(piece: Piece, seed: int) -> list[Finding]:
             findings += [
                 _trend(f"softmax, L = {depth}", decay(lengths, dense, even), 0.05, _EXCESS, len(lengths), exact=0.0)
                 if depth > 1
-                else _trend("softmax, L = 1", decay(lengths, dense, even), 0.05, "log-log slope + 1", len(lengths), 0.0),
+                else _trend(
+                    "softmax, L = 1", decay(lengths, dense, even), 0.05, "log-log slope + 1", len(lengths), 0.0
+                ),
                 _trend(f"{name}, L = {depth}", _negated(decay(lengths, sparse, ones)), 0.01, _LOSS, len(lengths), 0.0),
             ]
             if depth == 1:
                 broken = f"not met: softmax in place of {name}"
-                findings.append(_trend("softmax, L = 1", _negated(raw), 0.01, _LOSS, len(lengths), 1.0, broken))
+                findings.append(
+                    _trend(f"softmax for {name}, L = 1", _negated(raw), 0.01, _LOSS, len(lengths), 1.0, broken)
+                )
         envelope = uniform_traces(lengths[-1], depth, factor)[at].tolist()
         worst = max(d / e - 1.0 for d, e in zip(dense, envelope, strict=True))
         note = f"distance {dense[0]:.3g} at n = {lengths[0]}, {dense[-1]:.3g} at n = {lengths[-1]}"
         findings.append(
             Finding.certain(
-                f"softmax, L = {depth}",
+                f"softmax envelope, L = {depth}",
                 worst,
                 0.0,
                 length=lengths[-1],
@@ -154,9 +158,7 @@ _LOSS = "minus the log-log slope of the distance"
 _EXCESS = "log-log slope of the distance over that of uniform attention"
 
 
-def _controls(
-    noise: F64, z: F64, lengths: list[int], name: str, fits: bool, piece: Piece, seed: int
-) -> list[Finding]:
+def _controls(noise: F64, z: F64, lengths: list[int], name: str, fits: bool, piece: Piece, seed: int) -> list[Finding]:
     """Tokens outside the support, a law that is too narrow, and one that outgrows the early token."""
     findings = []
     last = lengths[-1]
@@ -180,7 +182,15 @@ def _controls(
     narrow = [entmax_trace(tall, n, 1, 0) for n in lengths]
     broken = "not met: the support stays bounded; here the early token tops a narrow law"
     findings.append(
-        _trend(f"{name}, L = 1", _negated(decay(lengths, narrow, [1.0] * len(lengths))), 0.01, _LOSS, len(lengths), 2.0 / 3.0, broken)
+        _trend(
+            f"{name}, narrow law",
+            _negated(decay(lengths, narrow, [1.0] * len(lengths))),
+            0.01,
+            _LOSS,
+            len(lengths),
+            2.0 / 3.0,
+            broken,
+        )
     )
     wide = special.ndtri((noise[_GROUPS - 1 :] + 1.0) / 2.0).repeat(_GROUPS, 0)
     wide[:, 0] = 2.0
@@ -188,7 +198,7 @@ def _controls(
     note = f"distance {kept[0]:.3g} at n = {lengths[0]}, {kept[-1]:.3g} at n = {last}"
     findings.append(
         Finding.certain(
-            f"{name}, gaussian",
+            f"{name}, gaussian law",
             1.0 - kept[-1] / kept[0],
             0.05,
             length=last,
@@ -209,5 +219,12 @@ def _trend(
     subject: str, trend: Trend, bound: float, method: str, trials: int, exact: float, assumptions: str = "met"
 ) -> Finding:
     return Finding(
-        subject, bound, trend=trend, estimate=trend.slope, trials=trials, method=method, exact=exact, assumptions=assumptions
+        subject,
+        bound,
+        trend=trend,
+        estimate=trend.slope,
+        trials=trials,
+        method=method,
+        exact=exact,
+        assumptions=assumptions,
     )

@@ -51,7 +51,7 @@ def row_pool(stream: Stream, tokens: int, alpha: float) -> Bools:
 
 
 def stack(stream: Stream, pool: Bools, count: int, layers: int) -> Bools:
-    """Random layers made of rows from the pool, (count, layers, n, n); half the stacks take their rows from its sparse end.
+    """Random layers made of rows from the pool, (count, layers, n, n); half the stacks take rows of similar rank.
 
     Rows of one stack that have similar supports make the bound tight, so those are what the search needs.
     """
@@ -137,7 +137,9 @@ def _long(piece: Piece, seed: int) -> list[Finding]:
     broken = "not met: dense softmax against the support of entmax"
     return [
         Finding.certain("entmax-1.5, gaussian", ratio(paths), 0.0, length=n, trials=1, method=method, note=note),
-        Finding.certain("softmax", ratio(dense), 0.0, length=n, trials=1, method=method, assumptions=broken),
+        Finding.certain(
+            "softmax for entmax-1.5", ratio(dense), 0.0, length=n, trials=1, method=method, assumptions=broken
+        ),
     ]
 
 

@@ -20,6 +20,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from theory_lab.attention.streaming import row_statistics
 from theory_lab.studies.base import Finding, Piece
 from theory_lab.studies.search import F64, Found, Margin, describe, one_thread, search
 
@@ -54,7 +55,7 @@ def softmax_weights(z: F64) -> F64:
 
 
 def sparsemax_exact(z: list[Fraction]) -> tuple[list[Fraction], Fraction]:
-    """Sparsemax in rational arithmetic: weights and threshold (Martins and Astudillo, arXiv 1602.02068, algorithm 1)."""
+    """Sparsemax in rationals: weights and threshold (Martins and Astudillo, arXiv 1602.02068, algorithm 1)."""
     total, tau = Fraction(0), Fraction(0)
     for rank, value in enumerate(sorted(z, reverse=True), start=1):
         if 1 + rank * value <= total + value:
@@ -131,7 +132,7 @@ def _ulps(after: F64, before: F64) -> F64:
 def appended_change(
     alpha: float, *, above: bool = False, weights: Callable[[F64], F64] | None = None
 ) -> Callable[[F64], F64]:
-    """Margin: what three appended tokens change, in ulp. They sit at the threshold, some ulp or far below it, or at -inf.
+    """Margin: what three appended tokens change, in ulp. They sit at the threshold, some ulp or far below, or at -inf.
 
     Parameters
     ----------
@@ -290,7 +291,7 @@ def support_growth(alpha: float, *, printed: bool, multiply: bool = False) -> Ma
         z = np.clip(cases[:, 0], -1e3, 1e3)
         z = np.where(cases[:, 0] == -np.inf, -np.inf, z)
         low = 10.0 ** (2.0 * cases[:, 1, :1] - 1.0)
-        high = low * (1.0 + 2.0 ** (24.0 * cases[:, 1, 1:2] - 20.0))
+        high = low * (1.0 + 2.0 ** (40.0 * cases[:, 1, 1:2] - 20.0))
         sizes = [
             (entmax_weights(z * theta if multiply else z / theta, alpha) > 0).sum(1).astype(float)
             for theta in (low, high)
@@ -315,7 +316,9 @@ def exact_growth(cases: F64) -> F64:
 # ---- from searches to findings -------------------------------------------------------------------
 
 
-def finding(found: Found, subject: str, bound: float, method: str, assumptions: str = "met", extra: str = "") -> Finding:
+def finding(
+    found: Found, subject: str, bound: float, method: str, assumptions: str = "met", extra: str = ""
+) -> Finding:
     """A finding from a search; the note holds the smallest counterexample, if there is one."""
     note = ""
     if found.broken:
@@ -355,8 +358,15 @@ def work_nonvanishing(piece: Piece, seed: int) -> list[Finding]:
         soft = search(appended_change(alpha, weights=softmax_weights), piece.streams(seed, 2), few, 1.0, rounds=1)
     return [
         finding(kept, name, 1.0, "search; largest change of a weight, ulp"),
-        finding(above, name, 1.0, "search; ulp", "not met: a new token just above the threshold", "; first token above"),
-        finding(soft, "softmax", 1.0, "search; ulp", f"not met: softmax in place of {name}"),
+        finding(
+            above,
+            f"{name}, above",
+            1.0,
+            "search; ulp",
+            "not met: a new token just above the threshold",
+            "; first token above",
+        ),
+        finding(soft, f"softmax for {name}", 1.0, "search; ulp", f"not met: softmax in place of {name}"),
     ]
 
 
@@ -365,7 +375,8 @@ def work_concentration(piece: Piece, seed: int) -> list[Finding]:
     trials, part = piece["trials"], piece["part"]
     if part == "exact":
         found = search(exact_entropy_excess, piece.streams(seed), trials, 0.0, width=6, rounds=1)
-        return [finding(found, "sparsemax, whole numbers", 0.0, "search in exact integers; 1 if H > log s")]
+        exact = finding(found, "sparsemax, whole numbers", 0.0, "search in exact integers; 1 if H > log s")
+        return [exact, *_powers(piece, seed)]
     alpha = float(part)
 
     def solve(z: F64) -> F64:
@@ -377,7 +388,34 @@ def work_concentration(piece: Piece, seed: int) -> list[Finding]:
         dense = search(wrong, piece.streams(seed, 1), max(8, trials // 20), 1.0, rounds=1)
     method = "search; H - log s over its rounding budget"
     broken = f"not met: dense softmax against the support of entmax-{alpha:g}"
-    return [finding(held, f"entmax-{alpha:g}", 1.0, method), finding(dense, "softmax", 1.0, method, broken)]
+    return [
+        finding(held, f"entmax-{alpha:g}", 1.0, method),
+        finding(dense, f"softmax for entmax-{alpha:g}", 1.0, method, broken),
+    ]
+
+
+def _powers(piece: Piece, seed: int) -> list[Finding]:
+    """H / log n against b for rows of 4096 keys of which n^b share the weight, and the same rows under softmax."""
+    n, rows = 4096, 32
+    worst = {"entmax": -math.inf, "softmax": -math.inf}
+    for block, b in enumerate((0.25, 0.5, 0.75)):
+        stream = piece.streams(seed, block)[0]
+        for _ in range(rows):
+            z = stream.uniforms(n)
+            # Entmax keeps keys as close as n^(-b/2) to the top and drops those 2 or more below it.
+            z[round(n**b) :] -= 4.0
+            z[: round(n**b)] *= n ** (-b / 2.0)
+            for mechanism in worst:
+                found = row_statistics(z, mechanism, alpha=1.5)
+                worst[mechanism] = max(worst[mechanism], found.normalized_entropy - b)
+    method = "H / log n - b, worst row; n = 4096, b = 1/4, 1/2, 3/4"
+    broken = "not met: dense softmax, whose support is all n"
+    return [
+        Finding.certain("entmax-1.5, s = n^b", worst["entmax"], 1e-12, length=n, trials=3 * rows, method=method),
+        Finding.certain(
+            "softmax, s = n^b", worst["softmax"], 1e-12, length=n, trials=3 * rows, method=method, assumptions=broken
+        ),
+    ]
 
 
 def work_theta(piece: Piece, seed: int) -> list[Finding]:
@@ -397,11 +435,11 @@ def work_theta(piece: Piece, seed: int) -> list[Finding]:
             other = support_growth(alpha, printed=False, multiply=True)
             found = search(other, piece.streams(seed, 1), max(8, trials // 20), 0.0, rounds=1)
             broken = "not met: the scores are multiplied by theta, not divided"
-            findings.append(finding(found, f"entmax-{alpha:g}", 0.0, method, broken, _temperatures(found)))
+            findings.append(finding(found, f"entmax-{alpha:g}, times theta", 0.0, method, broken, _temperatures(found)))
     return findings
 
 
 def _temperatures(found: Found) -> str:
     low = 10.0 ** (2.0 * found.case[1, 0] - 1.0)
-    high = low * (1.0 + 2.0 ** (24.0 * found.case[1, 1] - 20.0))
+    high = low * (1.0 + 2.0 ** (40.0 * found.case[1, 1] - 20.0))
     return f", theta from {low:.6g} to {high:.6g}"

@@ -256,13 +256,13 @@ def shrink(margin: Margin, case: F64, bound: float) -> F64:
 
     def simpler(value: float) -> list[float]:
         rounded = [float(f"{value:.{digits}g}") for digits in (1, 2, 3, 6)]
-        options = [0.0, math.floor(value) * 1.0, math.floor(value * 2.0) / 2.0, *rounded]
-        shorter = [v for v in options if len(f"{v!r}") < len(f"{value!r}")]
+        options = [0.0, math.copysign(1.0, value), float(int(value)), float(int(value / 2.0)), *rounded]
+        shorter = [v for v in options if (len(f"{v!r}"), abs(v)) < (len(f"{value!r}"), abs(value))]
         return list(dict.fromkeys(shorter))
 
-    for _ in range(40):
-        visible = np.flatnonzero(case[0] > -np.inf)
-        step = breaks([changed(0, key, -np.inf) for key in visible] if visible.size > 1 else [])
+    for _ in range(60):
+        visible = np.flatnonzero(case[0] > -np.inf).tolist()
+        step = breaks([changed(0, key, -np.inf) for key in visible] if len(visible) > 1 else [])
         if step is None:
             centered = case.copy()
             centered[0] = case[0] - case[0].max()
@@ -272,8 +272,8 @@ def shrink(margin: Margin, case: F64, bound: float) -> F64:
             step = breaks(options)
         if step is None:
             rest = [(r, w) for r in range(1, len(case)) for w in range(case.shape[1])]
-            options = [changed(r, w, v) for r, w in rest for v in simpler(float(case[r, w])) if 0.0 < v < 1.0]
-            options += [changed(r, w, 0.5) for r, w in rest if len(f"{case[r, w]!r}") > 3]
+            options = [changed(r, w, 0.5) for r, w in rest if case[r, w] != 0.5]
+            options += [changed(r, w, v) for r, w in rest for v in simpler(float(case[r, w])) if 0.0 < v < 1.0]
             step = breaks(options)
         if step is None:
             return case
