@@ -327,3 +327,12 @@ def test_completion_suggests(cli) -> None:
 
 def test_version(cli) -> None:
     assert theory_lab.__version__ in cli("--version").stdout
+
+
+def test_audit(cli) -> None:
+    found = cli("audit", "asentmax", "--format", "json")
+    rows = json.loads(found.stdout)
+    assert found.returncode == 1
+    assert {"paper", "statement", "verdict"} <= rows[0].keys()
+    assert any(row["verdict"] == "AGREES" for row in rows)
+    assert cli("audit", "nobody").returncode == 2

@@ -83,6 +83,12 @@ def _complete_noise(context: click.Context, parameter: click.Parameter, typed: s
     return [CompletionItem(name) for name in [*family_names(), ANY_LAW, "file:"] if name.startswith(typed)]
 
 
+def _complete_paper(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    from theory_lab.audit import papers
+
+    return [CompletionItem(name) for name in papers() if name.startswith(typed)]
+
+
 def _grid(flag: str, help_text: str, **more: Any) -> Callable[[Any], Any]:
     return click.option(flag, multiple=True, metavar="NUMBERS", help=help_text, **more)
 
@@ -309,6 +315,36 @@ def noise_command(family: str | None) -> None:
         render.print_families(list_families())
     else:
         render.print_family(get_family(family))
+
+
+@command.command("audit")
+@click.argument("papers", nargs=-1, metavar="[PAPER]...", shell_complete=_complete_paper)
+@click.option("--format", "form", default="table", show_default=True,
+              type=click.Choice(["table", "json", "csv"]), help="What goes to standard output.")  # fmt: skip
+def audit_command(papers: tuple[str, ...], form: str) -> int:
+    """Hold a paper's own tables against its statements and against measurements.
+
+    With no PAPER (tda, asentmax, eta), all of them.
+
+    Exit code: 0 nothing contradicts, 1 something does, 2 bad usage.
+    """
+    import pandas as pd
+
+    from theory_lab import audit, render
+
+    names = list(dict.fromkeys(papers)) or audit.papers()
+    for name in names:
+        audit.load(name)  # a wrong name or broken data is found before anything is measured
+    frame = pd.concat([audit.audit(name) for name in names])
+    if form == "table":
+        from theory_lab.render_audit import print_audit
+
+        print_audit(frame)
+    elif form == "json":
+        click.echo(render.to_json(frame))
+    else:
+        click.echo(render.to_csv(frame), nl=False)
+    return EXIT_VIOLATED if (frame["verdict"] == "CONTRADICTS").any() else EXIT_HOLDS
 
 
 @command.command("completion")

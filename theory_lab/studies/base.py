@@ -66,8 +66,8 @@ class Piece:
 
     @staticmethod
     def of(study: str, cost: float = 1.0, **arguments: Any) -> Piece:
-        """Make a piece."""
-        return Piece(study, tuple(sorted(arguments.items())), cost)
+        """Make a piece; lists become tuples, so that pieces can be hashed."""
+        return Piece(study, tuple((name, _frozen(value)) for name, value in sorted(arguments.items())), cost)
 
     def __getitem__(self, name: str) -> Any:
         return dict(self.arguments)[name]
@@ -79,6 +79,10 @@ class Piece:
     def streams(self, seed: int, block: int = 0) -> Streams:
         """Random streams of the piece."""
         return Streams(self.digest(seed), block)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)
