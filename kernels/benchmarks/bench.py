@@ -145,7 +145,7 @@ class Bench:
             torch.cuda.synchronize()
             peak = (torch.cuda.max_memory_allocated() - before) / 2**20
             timing: Timing = measure(call)
-        except Exception as error:  # noqa: BLE001 - a peer that cannot run is a row, not the end of the table
+        except Exception as error:
             torch.cuda.synchronize()
             self.write({**row, "note": f"not run: {type(error).__name__}: {str(error)[:80]}"})
             return

@@ -102,14 +102,13 @@ def flex(length: int, device: torch.device) -> Mechanism:
 
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=device)
     compiled = torch.compile(flex_attention, dynamic=False)
-    return Mechanism(
-        "FlexAttention", 1, lambda q, k, v: compiled(q, k, v, block_mask=mask), _softmax_reference
-    )
+    return Mechanism("FlexAttention", 1, lambda q, k, v: compiled(q, k, v, block_mask=mask), _softmax_reference)
 
 
 def _load(path: Path):
     spec = importlib.util.spec_from_file_location("tda_authors", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -58,7 +58,7 @@ def measure(call: Callable[[], object], budget_ms: float = 150.0) -> Timing:
         graph.replay()
         torch.cuda.synchronize()
         times = _events(graph.replay, repeats, inner)
-    except Exception:  # noqa: BLE001 - a peer that cannot be captured is timed by events instead
+    except Exception:
         torch.cuda.synchronize()
         method, times = "events", _events(call, repeats, 1)
     cuts = statistics.quantiles(times, n=10)

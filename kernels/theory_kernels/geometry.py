@@ -104,9 +104,7 @@ _TABLES: dict[tuple[int, float, int, torch.device], torch.Tensor] = {}
 _MAX_TABLES = 64
 
 
-def tau_coefficients(
-    max_n: int, kappa: float, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def tau_coefficients(max_n: int, kappa: float, head_dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Threshold of a row that sees n keys, for beta = 1 and n = 0 .. max_n.
 
     ``tau_i = beta * sqrt(2 max(0, log(n_i / kappa)) / d)``, arXiv 2601.12145, equation of
@@ -220,9 +218,7 @@ def build_geometry(
         if cu_k.shape != cu_q.shape:
             raise ValueError(f"cu_seqlens_k must have shape {tuple(cu_q.shape)}, got {tuple(cu_k.shape)}")
         n = cu_q.shape[0] - 1
-        layout = torch.stack(
-            [cu_q[:-1], cu_q.diff(), cu_k[:-1], cu_k.diff(), _offsets(query_offset, n, q.device)]
-        )
+        layout = torch.stack([cu_q[:-1], cu_q.diff(), cu_k[:-1], cu_k.diff(), _offsets(query_offset, n, q.device)])
         if max_seqlen is not None and max_seqlen < 0:
             raise ValueError(f"max_seqlen must be at least 0, got {max_seqlen}")
         # Without max_seqlen the whole length is a bound that needs no read of the device.

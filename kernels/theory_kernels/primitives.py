@@ -1,5 +1,7 @@
 """Jitted helpers that every kernel of the package shares. Imports triton: load this module lazily."""
 
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations
 
 import os
@@ -115,7 +117,7 @@ def load_rows(
 @triton.jit
 def narrow(x, DTYPE: tl.constexpr, UPCAST: tl.constexpr):
     """x rounded to DTYPE, to nearest even; the interpreter's own cast to bfloat16 truncates."""
-    if UPCAST and DTYPE == tl.bfloat16:
+    if UPCAST and tl.bfloat16 == DTYPE:
         u = x.to(tl.uint32, bitcast=True)
         u = (u + 0x7FFF + ((u >> 16) & 1)) & 0xFFFF0000
         x = u.to(tl.float32, bitcast=True)
@@ -156,6 +158,6 @@ def live_words_of_two(at, other, first, NW):
 def is_dense(flags, HEADS, SAMPLES: tl.constexpr, LIMIT: tl.constexpr):
     """Did at least LIMIT of the sampled tiles a head hold a possible survivor, over HEADS heads in a row?"""
     total = tl.zeros([SAMPLES], tl.int32)
-    for head in range(0, HEADS):
+    for head in range(HEADS):
         total += tl.load(flags + head * SAMPLES + tl.arange(0, SAMPLES))
     return tl.sum(total, 0) >= LIMIT * HEADS

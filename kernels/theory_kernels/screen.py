@@ -9,6 +9,8 @@ norms are measured, not assumed, and rounded outwards; int8 products are exact i
 be a false alarm, a cleared flag cannot be a miss. Imports triton: load this module lazily.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -160,7 +162,7 @@ def _quantize_keys_kernel(
     block, bh = tl.program_id(0) % BLOCKS, (tl.program_id(0) // BLOCKS).to(tl.int64)
     if GATE:
         sparse = 0
-        for r in range(0, R):
+        for r in range(R):
             sparse += 1 - is_dense(FLAGS + (bh * R + r) * SAMPLES, 1, SAMPLES, LIMIT).to(tl.int32)
         if sparse == 0:
             return
@@ -187,7 +189,7 @@ def _screen_tile(
         k = tl.load(at + step, mask=(keys < hi)[None, :] & (cols < D)[:, None], other=0)
     else:
         k = tl.load(at + step)
-    if UPCAST:
+    if UPCAST:  # noqa: SIM108 - a compile-time branch
         acc = tl.dot(q.to(tl.float32), k.to(tl.float32)).to(tl.int32)
     else:
         acc = tl.dot(q, k, out_dtype=tl.int32)
@@ -309,11 +311,11 @@ def _screen_kernel(
     if GATE:
         if is_dense(FLAGS + nh * SAMPLES, 1, SAMPLES, LIMIT):
             # Flags of tiles past the last key do no harm: the exact kernels mask what lies there.
-            for word in range(0, tl.cdiv(stop, TPW)):
+            for word in range(tl.cdiv(stop, TPW)):
                 tl.store(word_at + word, tl.full([BM // GRAIN], -1, tl.int32), mask=inside)
             return
     bits = tl.zeros([BM, NG, 8], tl.uint32)
-    for j in range(0, full):
+    for j in range(full):
         bits = _screen_tile(q, at, step, j, hi, cols, bits, thr, pos, D, DP, BM, BN, GRAIN, CAUSAL, False, UPCAST)
         if j % TPW == TPW - 1:
             _flush(word_at, j // TPW, inside, bits, full * 0 + TPW, BM, GRAIN, NG, UPCAST)
@@ -350,9 +352,7 @@ def padded(dim: int) -> int:
     return max(16, triton.next_power_of_2(dim))
 
 
-def cleaned(
-    view: tuple[torch.Tensor, torch.Tensor], geometry: Geometry
-) -> tuple[torch.Tensor, torch.Tensor]:
+def cleaned(view: tuple[torch.Tensor, torch.Tensor], geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor]:
     """The view with padding set to 0: the int8 scales and margins are maxima over all stored rows."""
     if geometry.packed:
         return view

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import torch
-
 from theory_kernels import differential_threshold_attention, threshold_attention
 
 
@@ -83,9 +82,7 @@ def run(
         out = threshold_attention(*leaves, beta=beta, implementation=implementation, **options)
         wanted = [*leaves, beta]
     else:
-        out = differential_threshold_attention(
-            *leaves, beta=beta, lam=lam, implementation=implementation, **options
-        )
+        out = differential_threshold_attention(*leaves, beta=beta, lam=lam, implementation=implementation, **options)
         wanted = [*leaves, beta, lam]
     grads = torch.autograd.grad(out, wanted, grad.to(dtype), allow_unused=True)
     zeros = [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, grads, strict=True)]

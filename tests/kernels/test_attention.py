@@ -35,6 +35,8 @@ LARGE = [
     Case(t=257, s=257, d=256, e=256, dtype=F32, views=2, options={"screen_from": 0}, **_G),
     *(Case(batch=2, t=300, s=300, d=64, e=32, dtype=BF16, views=2, layout=x, options={"screen_from": y}, **_G)
       for x in ("transposed", "fused", "columns") for y in (0, 10**6)),
+    *(Case(batch=2, t=200, s=200, d=d, e=e, dtype=BF16, views=2, options={"screen_from": y}, **_G)
+      for d in (8, 32, 64) for e in (16, 32, 128) for y in (0, 10**6)),
     *(Case(batch=2, t=700, s=700, d=128, e=128, dtype=BF16, options={"lengths": [660, 3], "screen_from": y}, **_G)
       for y in (0, 10**6)),
     *(Case(t=1500, s=1500, d=64, e=64, dtype=BF16, views=n, beta=b,
@@ -69,9 +71,7 @@ def test_triton_large(case: Case, device: torch.device, triton: str, poisoned: N
 
 
 @pytest.mark.parametrize("implementation", ["chunked", "reference", "triton"])
-@pytest.mark.parametrize(
-    "shape", [{"t": 0, "s": 0}, {"t": 5, "s": 0}, {"t": 0, "s": 5}, {"batch": 0}], ids=str
-)
+@pytest.mark.parametrize("shape", [{"t": 0, "s": 0}, {"t": 5, "s": 0}, {"t": 0, "s": 5}, {"batch": 0}], ids=str)
 def test_nothing_to_do(shape: dict, implementation: str, device: torch.device, triton: str) -> None:
     case = Case(**shape)
     operands, grad = inputs(case, device)
@@ -121,7 +121,8 @@ def test_offsets_beyond_int32(device: torch.device, triton: str) -> None:
     """A fused projection of 131,072 tokens: the last rows lie more than 2^31 elements from the first."""
     t, width, last = 131_072, 96 * 64, 64
     fused = torch.empty((1, t, 3, 96, 64), dtype=BF16, device=device)
-    assert fused.stride(1) * t > 2**31 and fused.stride(1) == 3 * width
+    assert fused.stride(1) * t > 2**31
+    assert fused.stride(1) == 3 * width
     g = torch.Generator(device).manual_seed(0)
     fused[:, :, :, :2] = torch.randn((1, t, 3, 2, 64), generator=g, device=device).to(BF16)
     q, k, v = (fused[:, :, i, :2].transpose(1, 2) for i in range(3))

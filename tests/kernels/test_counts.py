@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from theory_kernels import consensus_counts, survivor_counts, threshold_attention
 
 FORMS = [("chunked", None), ("triton", 10**6), ("triton", 0)]
@@ -76,7 +75,8 @@ def test_attention_uses_the_same_active_set(implementation: str, device: torch.d
     tau = torch.tensor(30.0, device=device) * (2 * row.log() / 16).sqrt().float()
     want = survivor_counts(q.double(), k.double(), tau, implementation="reference") > 0
     assert torch.equal(out[..., 0] > 0, want)
-    assert want.any() and not want.all()
+    assert want.any()
+    assert not want.all()
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,7 @@ def test_consensus(
     tau, tau2 = tau / 4, tau2 / 4
     wide = [x.double() for x in (q1, k1, q2, k2)]
     want = consensus_counts(*wide, tau, tau2, implementation="reference", **options)
-    got = consensus_counts(
-        q1, k1, q2, k2, tau, tau2, implementation=implementation, screen_from=screen_from, **options
-    )
+    got = consensus_counts(q1, k1, q2, k2, tau, tau2, implementation=implementation, screen_from=screen_from, **options)
     assert want.any()
     assert torch.equal(got, want)
 

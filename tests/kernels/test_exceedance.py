@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-
 from theory_kernels import Noise, exceedance_counts
 from theory_kernels.exceedance import laws, reference
 
@@ -94,9 +93,7 @@ def test_expected_survivors_of_the_theory() -> None:
         assert abs(got - want) <= 5 * math.sqrt(want / trials)
 
 
-@pytest.mark.parametrize(
-    ("rho", "want"), [(0.0, 0.008), (0.0752, 0.033), (0.1231, 0.074), (0.3, 0.931), (0.5, 8.62)]
-)
+@pytest.mark.parametrize(("rho", "want"), [(0.0, 0.008), (0.0752, 0.033), (0.1231, 0.074), (0.3, 0.931), (0.5, 8.62)])
 def test_expected_consensus_of_the_theory(rho: float, want: float) -> None:
     """E[C_i] n at n = 10^4 for correlated gaussian views, rounded as printed in the table."""
     n = 10**4

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-
 from theory_kernels import differential_threshold_attention, threshold_attention
 from theory_kernels.attention.operator import threshold_backward, threshold_forward
 
@@ -36,9 +35,7 @@ def test_opcheck_chunked(two: bool, rms_eps: float | None, device: torch.device)
 @pytest.mark.parametrize("screen_from", [0, 10**6])
 def test_opcheck_triton(screen_from: int, device: torch.device, triton: str) -> None:
     g = torch.Generator(device).manual_seed(0)
-    q1, k1, q2, k2, v = (
-        torch.randn((1, 2, 200, 64), generator=g, device=device).requires_grad_() for _ in range(5)
-    )
+    q1, k1, q2, k2, v = (torch.randn((1, 2, 200, 64), generator=g, device=device).requires_grad_() for _ in range(5))
     beta = torch.full((2,), 0.3, device=device, requires_grad=True)
     torch.library.opcheck(
         threshold_forward,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from theory_kernels import (
     Noise,
     consensus_counts,
@@ -64,7 +63,7 @@ def test_views_must_match() -> None:
 
 
 def test_float64_on_triton(triton: str) -> None:
-    with pytest.raises(ValueError, match="takes float32, float16 or bfloat16, got torch.float64"):
+    with pytest.raises(ValueError, match=r"takes float32, float16 or bfloat16, got torch\.float64"):
         threshold_attention(X.double(), X.double(), X.double(), beta=1.0, implementation="triton")
 
 

@@ -1,5 +1,7 @@
 """Public threshold attention: validation and dispatch."""
 
+# mypy: disable-error-code="no-untyped-def"
+# The private functions repeat the types of the public ones, all at once.
 from __future__ import annotations
 
 import torch
@@ -8,6 +10,7 @@ from ..geometry import FLOAT_DTYPES, MAX_HEAD_DIM, build_geometry
 from ..validation import check_heads, check_number, choose
 from . import reference
 from .operator import threshold_forward
+
 
 def threshold_attention(
     q: torch.Tensor,

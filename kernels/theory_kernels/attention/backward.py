@@ -8,6 +8,8 @@ One kernel owns query rows (dQ, dtau, dlambda), one owns keys (dK, dV); each sum
 nothing is added atomically, so two runs agree bit for bit.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations
 
 import triton
@@ -117,13 +119,13 @@ def query_kernel(
         words = tl.cdiv(tl.cdiv(hi, BN), 32)
         for chunk in range(0, words, 32):
             live = live_words_of_two(at, at + plane, chunk, words) if VIEWS == 2 else live_words(at, chunk, words)
-            for _ in range(0, bit_count(live)):
+            for _ in range(bit_count(live)):
                 w = chunk + first_bit(live)
                 live = live & (live - 1)
                 word = tl.load(at + w)
                 if VIEWS == 2:
                     word |= tl.load(at + plane + w)
-                for _ in range(0, bit_count(word)):
+                for _ in range(bit_count(word)):
                     key = (w * 32 + first_bit(word)) * BN
                     word = word & (word - 1)
                     dq1, dq2, dtau, dlam = _query_tile(
@@ -131,7 +133,7 @@ def query_kernel(
                         pos, lam, vs, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, PREC, WIDE, UPCAST,
                     )  # fmt: skip
     else:
-        for j in range(0, full):
+        for j in range(full):
             dq1, dq2, dtau, dlam = _query_tile(
                 dq1, dq2, dtau, dlam, q1, q2, do, K1 + k_at, K2 + k_at, v_at, j * BN, k_len, cols, vcols, tau,
                 pos, lam, vs, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, False, PREC, WIDE, UPCAST,
@@ -230,7 +232,7 @@ def key_kernel(
     if CAUSAL:
         low = tl.minimum(tl.maximum(first - off, 0) // BM, stop)
     # Keys past the end have zero rows, but their gradient rows are never stored, so they need no mask.
-    for r in range(0, H // G):
+    for r in range(H // G):
         h = g * (H // G) + r
         q_row = (b * H + h).to(tl.int64) * T + q0
         q1_at, q2_at, do_at = Q1 + q_row * D, Q2 + q_row * D, DO + q_row * E
@@ -242,11 +244,11 @@ def key_kernel(
             at = WORDS + ((n * H + h).to(tl.int64) * NJ + block) * NIW
             for chunk in range(0, tl.cdiv(stop, 32), 32):
                 live = live_words(at, chunk, tl.cdiv(stop, 32))
-                for _ in range(0, bit_count(live)):
+                for _ in range(bit_count(live)):
                     w = chunk + first_bit(live)
                     live = live & (live - 1)
                     word = tl.load(at + w)
-                    for _ in range(0, bit_count(word)):
+                    for _ in range(bit_count(word)):
                         start = (w * 32 + first_bit(word)) * BM
                         word = word & (word - 1)
                         dk1, dk2, dv = _key_tile(

@@ -7,9 +7,19 @@ what the Triton kernels do; float64 stays float64.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from ..geometry import Geometry, Gradients, split_packed, tau_coefficients, visible_counts, visible_mask, without_padding
+from ..geometry import (
+    Geometry,
+    Gradients,
+    split_packed,
+    tau_coefficients,
+    visible_counts,
+    visible_mask,
+    without_padding,
+)
 
 # Scores held at once; 2^22 float32 are 16 MiB.
 _SCORES = 1 << 22
@@ -41,7 +51,17 @@ def _grouped(x: torch.Tensor, heads: int) -> torch.Tensor:
 class _Blocks:
     """What forward and backward share: prepared operands and the loop over row blocks."""
 
-    def __init__(self, views, v, beta, lam, geometry: Geometry, kappa: float, power: float, normalize: bool):
+    def __init__(
+        self,
+        views: list[tuple[torch.Tensor, torch.Tensor]],
+        v: torch.Tensor,
+        beta: torch.Tensor,
+        lam: torch.Tensor | None,
+        geometry: Geometry,
+        kappa: float,
+        power: float,
+        normalize: bool,
+    ):
         self.geometry, self.power = geometry, power
         views = [(without_padding(q, geometry, False), without_padding(k, geometry, True)) for q, k in views]
         v = without_padding(v, geometry, True)
@@ -58,7 +78,7 @@ class _Blocks:
         self.beta = beta.to(wide).view(1, v.shape[1], -1, 1, 1)
         self.lam = None if lam is None else lam.to(wide).view(1, v.shape[1], -1, 1, 1)
 
-    def spans(self):
+    def spans(self) -> Iterator[tuple[int, int, int, torch.Tensor]]:
         """Yield (first row, stop row, number of keys to look at)."""
         b, g, r = self.shape
         t, s, device = self.geometry.max_q, self.geometry.max_k, self.v.device
@@ -117,7 +137,16 @@ def forward(
     return out.to(v.dtype), scale
 
 
-def _raw(views, v, beta, lam, geometry, kappa, power, normalize) -> torch.Tensor:
+def _raw(
+    views: list[tuple[torch.Tensor, torch.Tensor]],
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    lam: torch.Tensor | None,
+    geometry: Geometry,
+    kappa: float,
+    power: float,
+    normalize: bool,
+) -> torch.Tensor:
     q = views[0][0]
     blocks = _Blocks(views, v, beta, lam, geometry, kappa, power, normalize)
     out = torch.zeros((*blocks.shape, q.shape[2], v.shape[-1]), dtype=blocks.v.dtype, device=v.device)
@@ -151,9 +180,7 @@ def backward(
     )
     for rows, keys, part in split_packed(geometry):
         cut = [(a[:, :, rows], b[:, :, keys]) for a, b in views]
-        one = _backward(
-            grad[:, :, rows], cut, v[:, :, keys], beta, lam, part, kappa, power, normalize
-        )
+        one = _backward(grad[:, :, rows], cut, v[:, :, keys], beta, lam, part, kappa, power, normalize)
         for (dq, dk), (dq1, dk1) in zip(total.views, one.views, strict=True):
             dq[:, :, rows] = dq1
             dk[:, :, keys] = dk1
@@ -163,10 +190,20 @@ def backward(
     return total
 
 
-def _backward(grad, views, v, beta, lam, geometry, kappa, power, normalize) -> Gradients:
+def _backward(
+    grad: torch.Tensor,
+    views: list[tuple[torch.Tensor, torch.Tensor]],
+    v: torch.Tensor,
+    beta: torch.Tensor,
+    lam: torch.Tensor | None,
+    geometry: Geometry,
+    kappa: float,
+    power: float,
+    normalize: bool,
+) -> Gradients:
     blocks = _Blocks(views, v, beta, lam, geometry, kappa, power, normalize)
     do = _grouped(without_padding(grad.to(blocks.v.dtype), geometry, False), v.shape[1])
-    signs = [None] if lam is None else [None, -blocks.lam]
+    signs: list[torch.Tensor | None] = [None] if blocks.lam is None else [None, -blocks.lam]
     dq = [torch.zeros_like(o[0]) for o in blocks.operands]
     dk = [torch.zeros_like(o[1][:, :, 0]) for o in blocks.operands]
     dv = torch.zeros_like(blocks.v[:, :, 0])
@@ -175,7 +212,7 @@ def _backward(grad, views, v, beta, lam, geometry, kappa, power, normalize) -> G
     for first, stop, keys, mask in blocks.spans():
         do_rows = do[..., first:stop, :]
         dp = do_rows @ blocks.v[..., :keys, :].transpose(-1, -2)
-        a = 0.0
+        a = torch.zeros_like(dp)
         for index, sign in enumerate(signs):
             x = blocks.excess(index, first, stop, keys, mask)
             w, ds = blocks.weight(x), dp * blocks.slope(x)

@@ -5,6 +5,8 @@ bit is set in the bitmap of the screen; no rescaling is needed, because a thresh
 depend on the other scores of its row.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations
 
 import triton
@@ -111,13 +113,13 @@ def forward_kernel(
         words = tl.cdiv(tl.cdiv(hi, BN), 32)
         for chunk in range(0, words, 32):
             live = live_words_of_two(at, at + plane, chunk, words) if VIEWS == 2 else live_words(at, chunk, words)
-            for _ in range(0, bit_count(live)):
+            for _ in range(bit_count(live)):
                 w = chunk + first_bit(live)
                 live = live & (live - 1)
                 word = tl.load(at + w)
                 if VIEWS == 2:
                     word |= tl.load(at + plane + w)
-                for _ in range(0, bit_count(word)):
+                for _ in range(bit_count(word)):
                     key = (w * 32 + first_bit(word)) * BN
                     word = word & (word - 1)
                     acc = _accumulate(acc, q1, q2, K1 + k_at, K2 + k_at, v_at, key, k_len, cols, vcols, tau, pos,
@@ -147,4 +149,6 @@ def forward_kernel(
             scale = tl.rsqrt(tl.sum(acc * acc, 1) / E + EPS)
             acc = acc * scale[:, None]
             tl.store(SCALE + q_row + rows, scale, mask=rows < q_len)
-        tl.store(OUT + (q_row + rows)[:, None] * E + vcols[None, :], narrow(acc, OUT.dtype.element_ty, UPCAST), mask=inside)
+        tl.store(
+            OUT + (q_row + rows)[:, None] * E + vcols[None, :], narrow(acc, OUT.dtype.element_ty, UPCAST), mask=inside
+        )

@@ -71,10 +71,24 @@ def row_coefficients(geometry: Geometry, rows: int, kappa: float, head_dim: int,
     return table[seen][None]
 
 
+def _width(dim: int, dtype: torch.dtype) -> int:
+    """Padded head dim. Triton 3.6 reads past shared memory in a 16-bit product of 64x64 with 64x32 tiles."""
+    return padded(dim) if INTERPRETED or dtype == torch.float32 else max(64, padded(dim))
+
+
 class _Call:
     """Arguments that the kernels of one call share."""
 
-    def __init__(self, views: Views, v: torch.Tensor, beta, lam, geometry: Geometry, kappa: float, power: float):
+    def __init__(
+        self,
+        views: Views,
+        v: torch.Tensor,
+        beta: torch.Tensor,
+        lam: torch.Tensor | None,
+        geometry: Geometry,
+        kappa: float,
+        power: float,
+    ):
         q, k = views[0]
         self.geometry, self.views = geometry, len(views)
         self.b, self.h, self.t, self.d = q.shape
@@ -91,8 +105,9 @@ class _Call:
             geometry.sequences, self.h, self.g, self.t, self.s, geometry.max_q, geometry.max_k, geometry.offset,
         )  # fmt: skip
         self.v_strides = self.v.stride()[:3]
-        self.flags = {
-            "D": self.d, "DP": padded(self.d), "E": self.e, "EP": padded(self.e), "VIEWS": self.views,
+        self.width = max(_width(self.d, q.dtype), _width(self.e, q.dtype))
+        self.flags: dict[str, object] = {
+            "D": self.d, "DP": _width(self.d, q.dtype), "E": self.e, "EP": _width(self.e, q.dtype), "VIEWS": self.views,
             "POWER": power, "CAUSAL": geometry.causal, "RAGGED": self.ragged, "PACKED": geometry.packed,
             # float16 tiles are widened, float32 products are three tf32 products.
             "PREC": "tf32x3" if q.dtype == torch.float32 else "tf32", "WIDE": q.dtype == torch.float16,
@@ -162,9 +177,21 @@ def forward(
     return out, scale, words, flags
 
 
-def _run_forward(call, operands, out, scale, words, kind, rms_eps, flags=None, splits=1, span=0, plane=0) -> None:
+def _run_forward(
+    call: _Call,
+    operands: Views,
+    out: torch.Tensor,
+    scale: torch.Tensor,
+    words: torch.Tensor,
+    kind: str,
+    rms_eps: float | None,
+    flags: torch.Tensor | None = None,
+    splits: int = 1,
+    span: int = 0,
+    plane: int = 0,
+) -> None:
     (q1, k1), (q2, k2) = operands[0], operands[-1]
-    tiles = _tiles(kind, max(call.flags["DP"], call.flags["EP"]), call.views, q1.dtype, call.geometry.max_k)
+    tiles = _tiles(kind, call.width, call.views, q1.dtype, call.geometry.max_k)
     listed = kind == "listed"
     blocks = triton.cdiv(call.geometry.max_q, tiles.rows)
     forward_kernel[(call.geometry.sequences * call.h * blocks * splits,)](
@@ -176,9 +203,16 @@ def _run_forward(call, operands, out, scale, words, kind, rms_eps, flags=None, s
     )  # fmt: skip
 
 
-def _split_forward(call, operands, out, scale, words, rms_eps) -> None:
+def _split_forward(
+    call: _Call,
+    operands: Views,
+    out: torch.Tensor,
+    scale: torch.Tensor,
+    words: torch.Tensor,
+    rms_eps: float | None,
+) -> None:
     """Few rows, many keys: programs share the keys of a row; the parts add up without any rescaling."""
-    tiles = _tiles("split", max(call.flags["DP"], call.flags["EP"]), call.views, out.dtype)
+    tiles = _tiles("split", call.width, call.views, out.dtype)
     blocks = triton.cdiv(call.geometry.max_q, tiles.rows)
     steps = triton.cdiv(call.geometry.max_k, tiles.keys)
     span = max(4, triton.cdiv(steps * call.geometry.sequences * call.h * blocks, 528))
@@ -221,7 +255,7 @@ def backward(
     dlam = call.like(dtau) if call.views == 2 else dtau
     turned = transpose(words, triton.cdiv(geometry.max_k, TILE)) if listed else words.view(0, 0, 0)
     for kind in ("listed", "backward") if listed else ("backward",):
-        tiles = _tiles(kind, max(call.flags["DP"], call.flags["EP"]), call.views, v.dtype)
+        tiles = _tiles(kind, call.width, call.views, v.dtype)
         fixed = {
             **call.flags, "BM": tiles.rows, "BN": tiles.keys, "LISTED": kind == "listed", "GATE": listed,
             "SAMPLES": SAMPLES, "LIMIT": DENSE_FROM, "NORMALIZE": normalize, **tiles.options(),

@@ -1,5 +1,7 @@
 """The ``torch.library`` operators behind the public functions: opaque to ``torch.compile``, with autograd."""
 
+# mypy: disable-error-code="no-untyped-def"
+# The fake and autograd functions get their types from the operators they stand for.
 from collections.abc import Callable
 
 import torch
@@ -45,7 +47,10 @@ def _forward(
     implementation: str,
     screen_from: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return output (B, H, T, E), output scale (B, H, T; empty without rms_eps) the tile bitmap and the density flags (empty without a screen)."""
+    """Return output (B, H, T, E), output scale (B, H, T), tile bitmap and density flags.
+
+    The scale is empty without ``rms_eps``, the last two without a screen.
+    """
     geometry = _geometry(layout, sequences, max_q, max_k, offset, packed, causal)
     views = _views(q1, k1, q2, k2)
     if implementation == "triton":
@@ -149,9 +154,7 @@ def _backward(ctx, grad, _grad_scale, _grad_bitmap, _grad_flags):
     q1, k1, q2, k2, v, beta, lam, layout, out, scale, bitmap, flags = ctx.saved_tensors
     if grad is None:
         return (None,) * 20
-    (sequences, max_q, max_k, offset, packed, causal, kappa, power, normalize, rms_eps, implementation, _) = (
-        ctx.static
-    )
+    (sequences, max_q, max_k, offset, packed, causal, kappa, power, normalize, rms_eps, implementation, _) = ctx.static
     empty = v.new_empty(0)
     dq1, dk1, dq2, dk2, dv, dbeta, dlam = threshold_backward(
         grad, q1, k1, q2, k2, v, beta, lam, layout,

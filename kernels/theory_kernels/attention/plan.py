@@ -15,7 +15,7 @@ SAMPLES = 32
 # How many of them must hold a possible survivor for the dense path (crossover measured on an H200).
 DENSE_FROM = 16
 # Below this many keys the screen costs more than it saves (measured on an H200, see kernels/README.md).
-SCREEN_FROM = 6144
+SCREEN_FROM = 4608
 # Up to this many query rows the keys are split over programs instead (decode, short prefill).
 SPLIT_ROWS = 64
 

@@ -1,5 +1,7 @@
 """Public counts: validation and dispatch."""
 
+# mypy: disable-error-code="no-untyped-def"
+# The private functions repeat the types of the public ones, all at once.
 from __future__ import annotations
 
 import torch
@@ -132,9 +134,7 @@ def _counts(
         try:
             levels.append(level.to(dtype).expand(q.shape[:3]))
         except RuntimeError:
-            raise ValueError(
-                f"{name} must broadcast to {tuple(q.shape[:3])}, got {tuple(level.shape)}"
-            ) from None
+            raise ValueError(f"{name} must broadcast to {tuple(q.shape[:3])}, got {tuple(level.shape)}") from None
     geometry = build_geometry(
         q, k, causal=causal, query_offset=query_offset, lengths=lengths, query_lengths=query_lengths,
         cu_seqlens=None, cu_seqlens_k=None, max_seqlen=None,

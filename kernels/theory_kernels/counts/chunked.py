@@ -29,9 +29,7 @@ def counts(
     b, h, t = views[0][0].shape[:3]
     g, s = views[0][1].shape[1:3]
     out = torch.zeros((b, h, t), dtype=torch.int32, device=views[0][0].device)
-    ready = [
-        (_operand(q, normalize).unflatten(1, (g, h // g)), _operand(k, normalize)[:, :, None]) for q, k in views
-    ]
+    ready = [(_operand(q, normalize).unflatten(1, (g, h // g)), _operand(k, normalize)[:, :, None]) for q, k in views]
     step = max(1, min(256, _SCORES // max(1, b * h * s)))
     for first in range(0, t, step):
         stop = min(first + step, t)

@@ -1,5 +1,7 @@
 """Counts on the tiles that the screen leaves. Imports triton: load this module lazily."""
 
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations
 
 import torch
@@ -58,7 +60,7 @@ def _count_kernel(
     count = tl.zeros([BM], tl.int32)
     tiles = tl.cdiv(hi, BN)
     at = WORDS + (nh.to(tl.int64) * NI + block) * NW
-    for w in range(0, tl.cdiv(tiles, 32)):
+    for w in range(tl.cdiv(tiles, 32)):
         left = tl.minimum(tiles - w * 32, 32)
         word = tl.full([], -1, tl.int32)
         if LISTED:
@@ -67,7 +69,7 @@ def _count_kernel(
                 # A consensus needs a survivor in both views.
                 word &= tl.load(at + plane + w)
             left = bit_count(word)
-        for _ in range(0, left):
+        for _ in range(left):
             start = (w * 32 + first_bit(word)) * BN
             word = word & (word - 1)
             alive = _alive(q1, K1 + k_at, start, k_len, cols, tau1, pos, D, DP, BM, BN, CAUSAL, PREC, UPCAST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -110,7 +111,7 @@ def _levels(noise: Noise, taus: list[float]) -> list[list[float]]:
     return [[known[t][c] for t in taus] for c in range(1 if noise.correlation is None else 3)]
 
 
-def _form(implementation: str, device: torch.device):
+def _form(implementation: str, device: torch.device) -> Callable[..., torch.Tensor]:
     if implementation not in ("auto", "reference", "triton"):
         raise ValueError(f"implementation must be auto, reference or triton, got {implementation!r}")
     installed = importlib.util.find_spec("triton") is not None
@@ -126,7 +127,7 @@ def _form(implementation: str, device: torch.device):
     return triton_exceedance.counts
 
 
-def _rows(name: str, value, kind: type) -> list:
+def _rows(name: str, value: object, kind: type) -> list:
     if isinstance(value, torch.Tensor):
         value = value.tolist()
     items = list(value) if isinstance(value, (list, tuple)) else [value]

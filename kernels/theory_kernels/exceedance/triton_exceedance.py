@@ -1,5 +1,7 @@
 """Monte Carlo counts inside a kernel; the stream is the one of reference.py. Imports triton: load lazily."""
 
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations
 
 import torch
@@ -99,7 +101,7 @@ def _settle_kernel(BELOW, TIES, REST, seed, ROWS, TRIALS, TRIAL_BLOCKS, LANES: t
     below = tl.load(BELOW + at, mask=inside, other=0)
     rest = tl.load(REST + kind * ROWS + row).to(tl.uint32)
     zero = trial * 0
-    for index in range(0, tl.max(ties, 0)):
+    for index in range(tl.max(ties, 0)):
         word, _, _, _ = tl.philox(seed, zero + index, trial, zero + row, zero + 1 + kind)
         below += ((word < rest) & (index < ties)).to(tl.int32)
     tl.store(BELOW + at, below, mask=inside)
