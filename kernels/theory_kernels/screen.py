@@ -9,6 +9,7 @@ norms are measured, not assumed, and rounded outwards; int8 products are exact i
 be a false alarm, a cleared flag cannot be a miss. Imports triton: load this module lazily.
 """
 
+# ruff: noqa: SIM102, SIM108 - branches on compile-time flags stay apart from branches on data
 # mypy: disable-error-code="no-untyped-def"
 # Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations
@@ -189,7 +190,7 @@ def _screen_tile(
         k = tl.load(at + step, mask=(keys < hi)[None, :] & (cols < D)[:, None], other=0)
     else:
         k = tl.load(at + step)
-    if UPCAST:  # noqa: SIM108 - a compile-time branch
+    if UPCAST:
         acc = tl.dot(q.to(tl.float32), k.to(tl.float32)).to(tl.int32)
     else:
         acc = tl.dot(q, k, out_dtype=tl.int32)

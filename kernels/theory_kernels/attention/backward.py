@@ -8,6 +8,7 @@ One kernel owns query rows (dQ, dtau, dlambda), one owns keys (dK, dV); each sum
 nothing is added atomically, so two runs agree bit for bit.
 """
 
+# ruff: noqa: SIM102 - branches on compile-time flags stay apart from branches on data
 # mypy: disable-error-code="no-untyped-def"
 # Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations

@@ -5,6 +5,7 @@ bit is set in the bitmap of the screen; no rescaling is needed, because a thresh
 depend on the other scores of its row.
 """
 
+# ruff: noqa: SIM102 - branches on compile-time flags stay apart from branches on data
 # mypy: disable-error-code="no-untyped-def"
 # Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations
