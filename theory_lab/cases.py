@@ -11,6 +11,7 @@ import itertools
 import math
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 
 from theory_lab.catalog import find
 from theory_lab.claims import CLAIMS, Claim, Point, get_claim
@@ -39,6 +40,7 @@ class Case:
         return None if self.estimator in CERTAIN else Cell(self.claim.statistic, self.point, self.estimator, seed)
 
 
+@lru_cache(maxsize=4)
 def build_cases(settings: Settings) -> list[Case]:
     """All combinations of the settings, each once, in the order claim, noise, constants, length.
 

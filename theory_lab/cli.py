@@ -6,6 +6,7 @@ Importing this module must stay cheap: NumPy, pandas and rich are imported by th
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,12 @@ EXIT_HOLDS, EXIT_VIOLATED, EXIT_USAGE, EXIT_INCONCLUSIVE, EXIT_INTERNAL, EXIT_IN
 
 def run() -> None:
     """Run the command line and exit; every error is one line on standard error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, who wants none of it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as the process lives
     try:
         code = command.main(prog_name="theory-lab", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         code = EXIT_USAGE
@@ -46,6 +51,11 @@ def run() -> None:
         # The reader (head, less) has seen enough. Python would complain again while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
+    except OSError as error:
+        _fail(f"standard output cannot be written ({error.strerror or error})")
+        # Python would try to flush once more at exit, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = EXIT_USAGE
     except MemoryError:
         _fail("out of memory: use fewer lengths or --workers 1")
         code = EXIT_USAGE
@@ -149,7 +159,7 @@ def check_command(**options: Any) -> int:
 
     workers = None if options["workers"] is None else _one_whole(options["workers"], "workers")
     validate_workers(workers)
-    if options["resume"] and not options["out"]:
+    if options["resume"] and options["out"] is None:
         raise InputError("resume", "without --out", "name the folder to continue with --out DIR")
     _check_outputs(options)
     from theory_lab.experiments import build_cases, build_pieces, run
@@ -221,7 +231,7 @@ def _one(text: str, field: str) -> float:
 
 
 def _one_whole(text: str, field: str) -> int:
-    if text.strip().isdigit():
+    if re.fullmatch(r"\s*\d+\s*", text, re.ASCII):
         return int(text)  # exact, where a float would round
     value = _one(text, field)
     if value != int(value):
@@ -244,7 +254,7 @@ def _check_outputs(options: dict[str, Any]) -> None:
 
 
 def _open_store(options: dict[str, Any]) -> Store | None:
-    if not options["out"]:
+    if options["out"] is None:
         return None
     from theory_lab.store import Store
 
@@ -261,7 +271,7 @@ def _salvage(
         _fail(str(error))
     if partial and len(partial[0]):
         _print_rows(partial[0], options, settings)
-        click.echo(f"the {len(partial[0])} rows above are complete; the rest was not drawn", err=True)
+        click.echo(f"complete rows above: {len(partial[0])}; the rest was not drawn", err=True)
     if store is not None:
         words = [w for w in sys.argv[1:] if w != "--resume"]
         import shlex
@@ -309,10 +319,14 @@ def claims_command(claim: str | None) -> None:
 def noise_command(family: str | None) -> None:
     """List the noise families, or measure one: variance, proxy and tails, scaled to sigma = 1 and d = 64."""
     from theory_lab import render
-    from theory_lab.noise import get_family, list_families
+    from theory_lab.noise import ANY_LAW, get_family, list_families
 
     if family is None:
         render.print_families(list_families())
+    elif family == ANY_LAW:
+        click.echo(
+            "any: every law with mean 0 and the proxy; theory-lab check tda-4.3 --noise any bounds the worst one"
+        )
     else:
         render.print_family(get_family(family))
 

@@ -11,17 +11,19 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 
-from theory_lab.errors import InputError
+from theory_lab.errors import InputError, WorkerError
 from theory_lab.estimation import SAMPLERS, BlockSum, Cell
 from theory_lab.streams import Streams
 from theory_lab.studies import STUDIES, Finding, Piece
 
 _TASK_SECONDS = 0.2
+_MOST_BLOCKS = 1_000_000
 #: Below this much work, starting worker processes costs more than it saves.
 _POOL_WORTH_SECONDS = 1.5
 
@@ -81,6 +83,8 @@ def plan_tasks(cell: Cell, trials: int, have: Iterable[BlockSum] = ()) -> list[T
     """
     estimator = SAMPLERS[cell.estimator]
     size = estimator.block_trials(cell)
+    if trials > _MOST_BLOCKS * size:
+        raise InputError("trials", trials, f"at most {_MOST_BLOCKS * size} are allowed for this cell")
     drawn = {block.block: block.trials for block in have}
     needed = []
     for block in range((trials + size - 1) // size):
@@ -155,7 +159,13 @@ class Engine:
                 return
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
-                yield future.result()
+                try:
+                    result = future.result()
+                except BrokenExecutor:
+                    raise WorkerError(
+                        "a worker process died (killed, or out of memory); try fewer with --workers"
+                    ) from None
+                yield result
 
     def _executor(self, tasks: Sequence[Task | PieceTask]) -> Executor | None:
         if self._given is not None:
@@ -176,14 +186,28 @@ def _start_pool(workers: int) -> ProcessPoolExecutor:
     """
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
-    with _hidden_main():
-        wait([pool.submit(_nap) for _ in range(workers)])
+    with _hidden_main(), _ignored_interrupts():
+        naps = [pool.submit(_nap) for _ in range(workers)]
+    wait(naps)
     return pool
 
 
 def _ignore_interrupts() -> None:
     # Ctrl-C reaches the whole process group; the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _ignored_interrupts() -> Iterator[None]:
+    """Workers inherit that Ctrl-C is ignored, so that none prints a traceback before its initializer has run."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _nap() -> None:

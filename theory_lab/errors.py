@@ -37,5 +37,9 @@ class InputError(TheoryLabError, ValueError):
         return (type(self), (self.field, self.value, self.allowed))
 
 
+class WorkerError(TheoryLabError):
+    """A worker process ended without an answer."""
+
+
 class StoreError(TheoryLabError):
     """A results folder that cannot be read or written (full disk, permissions, another version)."""

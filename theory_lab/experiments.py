@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from theory_lab.cases import build_cases, build_pieces
 from theory_lab.engine import Engine
-from theory_lab.errors import InputError, StoreError
+from theory_lab.errors import InputError, StoreError, TheoryLabError
+from theory_lab.grids import parse_budget
 from theory_lab.runner import COLUMNS, Runner
 from theory_lab.settings import Budget, Progress, Settings, Silent
+from theory_lab.streams import validate_seed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +60,7 @@ def run(
                 runner.fixed(engine)
             else:
                 runner.sequential(engine, settings.budget)
-    except (KeyboardInterrupt, StoreError):
+    except (KeyboardInterrupt, TheoryLabError):
         if on_partial is not None:
             on_partial(runner.rows(finished_only=True))
         raise
@@ -93,7 +95,7 @@ def check(
     alpha: float = 1e-3,
     tolerance: float = 0.01,
     bound_scale: float = 1.0,
-    budget: Budget | None = None,
+    budget: Budget | str | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
     out: str | Path | None = None,
@@ -133,8 +135,8 @@ def check(
         HOLDS needs an upper end of at most (1 + tolerance) times the bound.
     bound_scale : float
         Factor on every bound: does a stronger (or weaker) claim hold?
-    budget : Budget, optional
-        Draw sequentially until every cell is decided or the budget is spent.
+    budget : Budget or str, optional
+        Draw sequentially until every cell is decided or the budget is spent: ``"30s"``, ``"1e9"`` (trials).
     workers : int, optional
         Worker processes; by default one a core, and none for work of a second or less.
     executor : concurrent.futures.Executor, optional
@@ -171,14 +173,16 @@ def check(
         key_rho=_many(key_rho, "key_rho", float),
         lam=_many(lam, "lambda", float),
         head_dim=_many(head_dim, "head_dim", _as_whole),
-        trials=trials,
+        trials=None if trials is None else _one(trials, "trials", _as_whole, "a whole number is allowed"),
         estimator=estimator,
-        seed=seed,
-        alpha=alpha,
-        tolerance=tolerance,
-        bound_scale=bound_scale,
-        budget=budget,
+        seed=validate_seed(seed),
+        alpha=_one(alpha, "alpha", float, "a number is allowed"),
+        tolerance=_one(tolerance, "tolerance", float, "a number is allowed"),
+        bound_scale=_one(bound_scale, "bound_scale", float, "a number is allowed"),
+        budget=_budget(budget),
     )
+    if executor is not None and not hasattr(executor, "submit"):
+        raise InputError("executor", executor, "an executor with the interface of concurrent.futures is allowed")
     if resume and out is None:
         raise InputError("resume", True, "it needs out=DIR, the folder to continue")
     store = None
@@ -189,6 +193,22 @@ def check(
 
         store = Store(out, resume)
     return run(settings, store=store, workers=workers, executor=executor, progress=progress)
+
+
+def _one(value: Any, field: str, kind: Callable[[Any], Any], allowed: str) -> Any:
+    """One value, converted; InputError if it cannot be."""
+    try:
+        return kind(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(field, value, allowed) from None
+
+
+def _budget(value: Any) -> Budget | None:
+    if value is None or isinstance(value, Budget):
+        return value
+    if isinstance(value, str):
+        return Budget(*parse_budget(value))
+    raise InputError("budget", value, "a time such as '30s', a number of trials as text, or a Budget is allowed")
 
 
 def _as_whole(value: Any) -> int:

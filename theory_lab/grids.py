@@ -8,7 +8,7 @@ import re
 from theory_lab.errors import InputError
 
 _MOST_VALUES = 100_000
-_NUMBER = re.compile(r"^[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE)
+_NUMBER = re.compile(r"^[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?$", re.IGNORECASE | re.ASCII)
 _ALLOWED = (
     "finite numbers such as 64, 1e6 or 2^20, lists such as 1,2,4 and ranges such as 2:2^20:x4 or 1:9:+2 are allowed"
 )

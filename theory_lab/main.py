@@ -12,8 +12,11 @@ def main() -> None:
     except ImportError:
         sys.stderr.write("theory-lab: the command line needs more packages: pip install 'theory-lab[cli]'\n")
         raise SystemExit(2) from None
-    from theory_lab.cli import run
-
+    try:
+        from theory_lab.cli import run
+    except KeyboardInterrupt:
+        sys.stderr.write("theory-lab: error: interrupted\n")
+        raise SystemExit(130) from None
     run()
 
 

@@ -33,7 +33,7 @@ class Lines:
         self._started = self._last = time.monotonic()
         if self._every < float("inf") and cells:
             found = f", {done} of them found in the results folder" if done else ""
-            self.say(f"{cells} cells to draw{found}")
+            self.say(f"to draw: {cells} cells{found}")
 
     def advance(self, finished: int, seconds: float) -> None:
         """See :class:`theory_lab.experiments.Progress`."""

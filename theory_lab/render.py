@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -52,9 +53,11 @@ def to_csv(rows: pd.DataFrame) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four significant digits."""
+    """Four significant digits; what is just below 1 by its distance from it."""
     if value is None or math.isnan(value):
         return "-"
+    if 0.9999 < value < 1.0 and 1.0 - value > 1e-14:
+        return f"1 - {1.0 - value:.1e}"
     return f"{value:.4g}"
 
 
@@ -74,7 +77,7 @@ def _console() -> Console:
 def _table(*columns: tuple[str, str], title: str = "") -> Table:
     table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for name, side in columns:
-        table.add_column(name, justify="right" if side == "r" else "left", no_wrap=side != "w")
+        table.add_column(escape(name), justify="right" if side == "r" else "left", no_wrap=side != "w", overflow="fold")
     return table
 
 
@@ -97,7 +100,7 @@ def print_table(rows: pd.DataFrame, settings: Settings, full: bool = False) -> N
 def _cells(row: Any, constants: list[str]) -> list[str]:
     mark = "" if row.assumptions == "met" else " †"
     noise = _WORDS.get(row.noise, row.noise) + mark
-    return [row.claim, noise, *(number(getattr(row, name)) for name in constants)]
+    return [row.claim, escape(noise), *(number(getattr(row, name)) for name in constants)]
 
 
 def _verdict(text: str, label: str = "") -> str:
@@ -124,6 +127,7 @@ _LAYOUTS = (
     ("estimate", "interval", "bound", "verdict"),
     ("estimate", "bound", "verdict"),
     ("estimate/bound", "verdict"),
+    ("verdict",),
 )
 
 
@@ -189,8 +193,13 @@ def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> No
     names = list(dict.fromkeys(rows.claim))
     lines = [f"{name}: {find(name).bound_text} ({find(name).source})" for name in names]
     counts = ", ".join(f"{(rows.verdict == v).sum()} {v}" for v in _STYLES if (rows.verdict == v).any())
-    relative = rows.relative_error.max()
-    error = f"largest relative standard error {relative:.2%}" if not math.isnan(relative) else "no random estimate"
+    drawn = rows[rows.trials > 0]
+    relative = drawn.relative_error.max()
+    error = "no random estimate" if drawn.empty else "no event seen in any row"
+    if not math.isnan(relative):
+        error = f"largest relative standard error {relative:.2%}"
+        blind = int((drawn.relative_error.isna() & (drawn.method != "trend")).sum())
+        error += f", apart from {blind} rows that saw no event" if blind else ""
     scale = f" Bounds are scaled by {number(settings.bound_scale)}." if settings.bound_scale != 1 else ""
     lines += [
         f"Constants: {', '.join(fixed)}. Seed {settings.seed}; {error}.{scale}",
@@ -198,6 +207,8 @@ def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> No
         f"{1 + settings.tolerance:g} x bound (tolerance {settings.tolerance:g}). The chance that any verdict here is "
         f"wrong is at most {settings.alpha:g} (Holm).",
     ]
+    if rows.method.isin(["student", "trend"]).any():
+        lines.append("Intervals of the methods student and trend (fitted limits, and crowded rows) are asymptotic.")
     outside = rows[rows.assumptions != "met"]
     if len(outside):
         reasons = "; ".join(dict.fromkeys("; ".join(outside.assumptions).split("; ")))
@@ -210,14 +221,14 @@ def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> No
         lines.append(f"Where the assumptions are met, {inside or 'no'} row{'' if inside == 1 else 's'} "
                      f"{'is' if inside == 1 else 'are'} VIOLATED.")  # fmt: skip
     for line in lines:
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def print_claims(claims: list[Statement]) -> None:
     """List claims."""
     table = _table(("claim", "l"), ("kind", "l"), ("source", "w"), ("bound", "l"), ("exact value", "w"))
     for claim in claims:
-        table.add_row(claim.id, claim.kind, claim.source, claim.bound_text, claim.exact_text)
+        table.add_row(*map(escape, (claim.id, claim.kind, claim.source, claim.bound_text, claim.exact_text)))
     _console().print(table)
 
 
@@ -255,7 +266,7 @@ def print_families(families: list[Family]) -> None:
     """List noise families."""
     table = _table(("family", "l"), ("sub-Gaussian", "l"), ("what it is", "w"))
     for family in families:
-        table.add_row(family.name, "yes" if family.sub_gaussian else "no (control)", family.summary)
+        table.add_row(escape(family.name), "yes" if family.sub_gaussian else "no (control)", escape(family.summary))
     table.add_row("file:PATH", "estimated", "scores from a .npy, .csv or .parquet file, rescaled to the proxy")
     table.add_row("file:PATH,raw", "estimated", "the same scores as they are")
     table.add_row("any", "all of them", "every law with the proxy: the worst case, between a witness and a certificate")

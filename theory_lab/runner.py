@@ -130,8 +130,10 @@ class Runner:
         while active and time.monotonic() < deadline:
             affordable = []
             for work in active:
-                step = work.target - work.trials
-                if spent + step <= budget.trials:
+                # The last step of a cell is what is left of the budget.
+                step = int(min(work.target - work.trials, budget.trials - spent))
+                if step > 0:
+                    work.target = work.trials + step
                     spent += step
                     affordable.append(work)
             before = {work.cell: work.blocks for work in affordable}
@@ -205,13 +207,9 @@ class Runner:
     def _tests(self, cases: Sequence[Case]) -> list[Test]:
         return [Test(case.bound, partial(self._interval, case), self._is_random(case)) for case in cases]
 
-    def _drawn(self, case: Case) -> bool:
-        cell = case.cell(self._settings.seed)
-        return cell is None or bool(self._works[cell].blocks)
-
     def _undecided_cells(self) -> set[Cell | None]:
         """Cells with a case that has no verdict yet."""
-        cases = [case for case in self._cases if self._drawn(case)]
+        cases = self._cases
         tests = self._tests(cases)
         for findings, _ in self._findings.values():  # they share the run's error rate
             tests += map(self._finding_test, findings)
@@ -224,7 +222,7 @@ class Runner:
 
     def _finished(self, case: Case) -> bool:
         cell = case.cell(self._settings.seed)
-        return cell is None or self._works[cell].trials >= self._works[cell].target
+        return cell is None or 0 < self._works[cell].target <= self._works[cell].trials
 
     def rows(self, finished_only: bool = False) -> pd.DataFrame:
         """One row a case and a finding; only those of finished cells if asked."""
@@ -232,7 +230,7 @@ class Runner:
 
         from theory_lab.catalog import CATALOG
 
-        cases = [c for c in self._cases if self._drawn(c) and (not finished_only or self._finished(c))]
+        cases = [c for c in self._cases if not finished_only or self._finished(c)]
         found = [
             (piece, finding, seconds)
             for piece in self._pieces
@@ -290,7 +288,7 @@ class Runner:
             "method": finding.method if how == "certain" and finding.method else how,
             "bound": bound,
             "exact": finding.exact,
-            "slack": estimate / bound if bound else math.nan,
+            "slack": _slack(estimate, bound),
             "verdict": str(decision.verdict),
             "assumptions": finding.assumptions,
             "note": finding.note,
@@ -333,12 +331,19 @@ class Runner:
             "method": method,
             "bound": case.bound,
             "exact": exact,
-            "slack": estimate / case.bound if case.bound else math.nan,
+            "slack": _slack(estimate, case.bound),
             "verdict": str(decision.verdict),
             "assumptions": "; ".join(case.claim.unmet(point)) or "met",
             "note": "",
             **self._common(seconds),
         }
+
+
+def _slack(estimate: float, bound: float) -> float:
+    """estimate / bound; two zeros agree."""
+    if bound > 0:
+        return estimate / bound
+    return 0.0 if estimate == bound else math.nan
 
 
 def _relative(finding: Finding, estimate: float, standard_error: float) -> float:

@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from theory_lab.catalog import find
+from theory_lab.claims import CLAIMS
 from theory_lab.claims.base import whole
 from theory_lab.errors import InputError
 from theory_lab.estimation import validate_estimator
 from theory_lab.estimation.verdicts import validate_levels
 from theory_lab.noise import ANY_LAW, get_family
+from theory_lab.noise.copula import Dependence
 from theory_lab.streams import validate_seed
 
 #: 2, 8, 32, ... 2^29, 2^30.
 DEFAULT_LENGTHS = (*(2 * 4**k for k in range(15)), 1 << 30)
+
+#: More cells than this do not fit one run's memory and patience.
+MOST_CASES = 200_000
 
 #: The grid of a run that names nothing; noise: every built-in family and the worst law of all.
 GRID_DEFAULTS: dict[str, tuple[Any, ...]] = {
@@ -112,6 +117,16 @@ class Settings:
         for name in ("noise", *GRID_DEFAULTS):
             if getattr(self, name) == ():
                 raise InputError(name, "no value", "at least one is needed")
+        for rho in self.rho or ():
+            Dependence(rho=rho)
+        for key_rho in self.key_rho or ():
+            Dependence(key_rho=key_rho)
+        if self.estimator == "worst-case" and any(spec != ANY_LAW for spec in self.noise or ()):
+            raise InputError("noise", ", ".join(self.noise or ()), "worst-case speaks of all laws: leave noise out")
+        combinations = len(self.claims or CLAIMS) * len(self.noise or range(10))
+        combinations *= math.prod(len(self.grid(name)) for name in GRID_DEFAULTS if name != "lam")
+        if combinations > MOST_CASES:
+            raise InputError("grid", f"{combinations:,} combinations", f"at most {MOST_CASES:,} are allowed in one run")
         for lam in self.lam or ():
             if not 0 <= lam < 1:
                 raise InputError("lambda", lam, "a number from 0 to below 1 is allowed")

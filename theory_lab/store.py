@@ -15,6 +15,7 @@ Each cell carries a checksum; one that does not match is recomputed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -87,6 +88,8 @@ class Store:
 
     def __init__(self, path: str | Path, resume: bool = False) -> None:
         require_pyarrow()
+        if not isinstance(path, (str, Path)) or not str(path):
+            raise InputError("out", path, "the path of a folder is allowed")
         self.path = Path(path)
         self._cells = self.path / "cells"
         self._timings: dict[str, float] | None = None
@@ -108,7 +111,8 @@ class Store:
             raise InputError("out", str(self.path), "a folder is allowed, and this is a file")
         if not manifest.exists():
             # cells/ alone is what a crash between two steps of this constructor leaves behind.
-            others = [p.name for p in self.path.iterdir() if p.name != "cells"] if self.path.exists() else []
+            ours = ("cells", ".lock")
+            others = [p.name for p in self.path.iterdir() if p.name not in ours] if self.path.exists() else []
             if others:
                 raise InputError("out", str(self.path), "a new, empty or results folder is allowed")
             return False
@@ -159,7 +163,15 @@ class Store:
         return self._cells / f"{cell.digest}.parquet"
 
     def save(self, cell: Cell, blocks: Sequence[BlockSum], seconds: float) -> None:
-        """Write a cell; StoreError if the disk is full or the folder cannot be written."""
+        """Write a cell; StoreError if the disk is full or the folder cannot be written.
+
+        What is stored is never lost to a smaller run: of each block the longer version is kept.
+        """
+        with self._writing("cells written before are kept"), self._locked():
+            stored, _ = self.load(cell)
+            self._save(cell, longest(stored, blocks), seconds)
+
+    def _save(self, cell: Cell, blocks: Sequence[BlockSum], seconds: float) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -168,9 +180,15 @@ class Store:
         table = pa.table(columns, schema=_schema()).replace_schema_metadata(
             {_KEY: json.dumps(about, sort_keys=True).encode()}
         )
-        with self._writing("cells written before are kept"):
-            self._write(self._cell_path(cell), lambda file: pq.write_table(table, file, compression="zstd"))
-            self._log_seconds(cell.digest, seconds)
+        self._write(self._cell_path(cell), lambda file: pq.write_table(table, file, compression="zstd"))
+        self._log_seconds(cell.digest, seconds)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from writing a cell between our reading and replacing it."""
+        with open(self.path / ".lock", "a", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def load(self, cell: Cell) -> tuple[list[BlockSum], str | None]:
         """Read a cell.
@@ -262,6 +280,15 @@ def rows_to_parquet(rows: pd.DataFrame, about: str = "{}") -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     return sink.getvalue().to_pybytes()
+
+
+def longest(stored: Sequence[BlockSum], new: Sequence[BlockSum]) -> list[BlockSum]:
+    """Blocks of both, in order; where both have one, that of more trials."""
+    kept = {block.block: block for block in stored}
+    for block in new:
+        if block.block not in kept or kept[block.block].trials < block.trials:
+            kept[block.block] = block
+    return [kept[index] for index in sorted(kept)]
 
 
 def _schema() -> Any:

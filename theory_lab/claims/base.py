@@ -62,6 +62,8 @@ class Point:
         if not (math.isfinite(self.beta) and self.beta >= 0):
             raise InputError("beta", self.beta, "a finite number of at least 0 is allowed")
         Dependence(self.rho, self.key_rho)
+        if not 1e-200 < self.proxy < 1e200:
+            raise InputError("sigma", self.sigma, "sigma^2/d must lie between 1e-200 and 1e200")
         if self.noise != ANY_LAW:
             get_family(self.noise).check_head_dim(self.head_dim)
 

@@ -20,9 +20,13 @@ def unmet_noise(point: Point) -> list[str]:
     if not point.family.sub_gaussian:
         return ["noise has no sub-Gaussian proxy"]
     family = point.family
-    if isinstance(family, Empirical) and family.raw and family.bootstrap.ci_low > point.proxy:
-        return [f"the scores' proxy is {family.proxy / point.proxy:.3g} x sigma^2/d"]
-    return []
+    unmet = []
+    if isinstance(family, Empirical) and family.raw:
+        if family.is_shifted:
+            unmet.append(f"the scores' mean is {family.mean:.3g}, not 0")
+        if family.proxy > point.proxy * (1 + 1e-9):
+            unmet.append(f"the scores' proxy is {family.proxy / point.proxy:.4g} x sigma^2/d")
+    return unmet
 
 
 def unmet_beta(point: Point) -> list[str]:

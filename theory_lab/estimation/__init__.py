@@ -8,7 +8,7 @@ import math
 from theory_lab.claims.base import Point, Statistic
 from theory_lab.claims.tda import exact_consensus, exact_survivors
 from theory_lab.errors import InputError
-from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample
+from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample, never_exceeds
 from theory_lab.estimation.direct import Direct
 from theory_lab.estimation.importance import Importance
 from theory_lab.estimation.tail import Tail
@@ -59,13 +59,16 @@ def choose(statistic: Statistic, point: Point) -> str:
     """Pick an estimator for a cell.
 
     ``worst-case`` for the class of all laws; ``direct`` for rows of at most 128 keys whose event is frequent enough
-    for a relative error of 1% within 2^27 draws; ``importance`` for events rarer than one in 20 rows; ``tail`` else,
-    and wherever no score can exceed the threshold.
+    for a relative error of 1% within 2^27 draws; ``importance`` for events rarer than one in 20 rows, and for rows of
+    dependent keys; ``tail`` else, and wherever no score can exceed the threshold.
     """
     if point.noise == ANY_LAW:
         return "worst-case"
-    if point.law().upper <= point.tau:
+    if never_exceeds(point):
         return "tail"
+    if point.key_rho > 0 and point.law().tail(point.tau) <= 0.05:
+        # The expectation is that of independent keys, by linearity; rows of dependent ones say little about it.
+        return "importance"
     expected = _expected(statistic, point)
     if point.length <= _DIRECT_LENGTH and expected * _most_direct_rows(point) >= _ENOUGH_EVENTS:
         return "direct"

@@ -36,6 +36,11 @@ class Cell:
         return cell_digest(self.identity(), self.seed)
 
 
+def never_exceeds(point: Point) -> bool:
+    """Whether P(X > tau) is 0: beyond the law's support, or below what a float64 holds."""
+    return point.law().tail(point.tau) <= 0.0
+
+
 @dataclass(frozen=True)
 class BlockSum:
     """What one block of trials leaves behind.
@@ -92,7 +97,7 @@ class Sample:
     @property
     def estimate(self) -> float:
         """Point estimate of the expectation."""
-        return self.scale * self.total / self.size
+        return self.scale * self.total / self.size if self.size else math.nan
 
     @property
     def variance(self) -> float:
@@ -107,7 +112,7 @@ class Sample:
     @property
     def standard_error(self) -> float:
         """Standard error of :attr:`estimate`."""
-        return self.scale * math.sqrt(self.variance / self.size)
+        return self.scale * math.sqrt(self.variance / self.size) if self.size else math.nan
 
 
 class Estimator(ABC):

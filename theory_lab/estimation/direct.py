@@ -119,7 +119,8 @@ class Direct(Estimator):
     def empty_sample(self, cell: Cell) -> Sample:
         n = cell.point.length
         if cell.point.key_rho:
-            return Sample("rows", 0, 0, 0.0, 0.0, note="rows of equicorrelated keys")
+            # A row's count lies in [0, n] and is very skewed: only a finite-sample interval can be trusted.
+            return Sample("bounded", 0, 0, 0.0, 0.0, ceiling=float(n), note="rows of equicorrelated keys")
         return Sample("bernoulli", 0, 0, 0.0, 0.0, scale=float(n), note="every score drawn")
 
     def observations(self, cell: Cell, trials: int) -> int:

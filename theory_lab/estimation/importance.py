@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample
+from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample, never_exceeds
 from theory_lab.noise import Law
 from theory_lab.noise.continuous import StudentTLaw
 from theory_lab.noise.copula import latent_threshold
@@ -120,7 +120,7 @@ class Importance(Estimator):
         point = cell.point
         law = point.law()
         scale = float(point.length)
-        if law.upper <= point.tau:
+        if never_exceeds(point):
             return Sample("certain", 0, 0, 0.0, 0.0, note="no score of this law can exceed tau")
         if cell.statistic == "consensus" and point.rho != 0:
             corner = self._corner(cell)
@@ -137,7 +137,7 @@ class Importance(Estimator):
     def run_block(self, cell: Cell, block: int, trials: int, streams: Streams) -> BlockSum:
         point = cell.point
         law = point.law()
-        if law.upper <= point.tau:
+        if never_exceeds(point):
             return BlockSum(block, trials, 0.0, 0.0)
         if cell.statistic == "consensus" and point.rho != 0:
             weights = self._corner(cell).draw(streams[_VIEW[0]], streams[_VIEW[1]], trials)

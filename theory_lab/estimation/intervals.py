@@ -9,8 +9,8 @@ method                    guarantee
                           over a beta prior (Robbins, 1970)
 ``empirical-bernstein``   at least the stated level for independent values in a known range (Maurer and Pontil, 2009,
                           Theorem 4)
-``student``               asymptotic only: the central limit theorem for independent rows. Used where keys of a row
-                          depend on each other and nothing finite-sample is narrow enough to be of use
+``student``               asymptotic only: the central limit theorem for independent rows. Used by studies for rows so
+                          crowded that their statistic hardly varies
 ``certain``               no randomness
 ========================  ===========================================================================================
 
@@ -135,6 +135,9 @@ def interval(sample: Sample, error: float, look: int = 0, prior: float = 0.0) ->
     if sample.model == "certain":
         return Interval(sample.estimate, sample.estimate, "certain")
     hits, size = sample.total, sample.size
+    if size == 0:
+        most = sample.ceiling if sample.model == "bounded" else 1.0 if sample.model == "bernoulli" else math.inf
+        return Interval(0.0, sample.scale * most, "nothing drawn")
     if sample.model == "bernoulli":
         if look:
             low, high = beta_mixture(int(hits), size, error, prior / sample.scale)

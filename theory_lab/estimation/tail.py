@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample
+from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample, never_exceeds
 from theory_lab.estimation.direct import row_factors
 from theory_lab.noise import Law
 from theory_lab.noise.copula import joint_survival, latent_threshold, survival_given_view
@@ -128,15 +128,19 @@ class Tail(Estimator):
 
     def seconds_per_trial(self, cell: Cell) -> float:
         n, p = cell.point.length, cell.point.law().tail(cell.point.tau)
-        staged = cell.statistic == "consensus" and cell.point.rho != 0 and n * p <= _STAGED_LIMIT
+        # Survivors of correlated views are thinned one by one; too many of them only where keys depend on each other.
+        staged = (
+            cell.statistic == "consensus" and cell.point.rho != 0 and (n * p <= _STAGED_LIMIT or cell.point.key_rho)
+        )
         return 4e-9 + (1.5e-7 * n * p if staged else 0.0) + (1e-6 if cell.point.key_rho else 0.0)
 
     def empty_sample(self, cell: Cell) -> Sample:
         n = cell.point.length
-        if cell.point.law().upper <= cell.point.tau:
+        if never_exceeds(cell.point):
             return Sample("certain", 0, 0, 0.0, 0.0, note="no score of this law can exceed tau")
         if cell.point.key_rho:
-            return Sample("rows", 0, 0, 0.0, 0.0, note="rows of equicorrelated keys")
+            # A row's count lies in [0, n] and is very skewed: only a finite-sample interval can be trusted.
+            return Sample("bounded", 0, 0, 0.0, 0.0, ceiling=float(n), note="rows of equicorrelated keys")
         return Sample("bernoulli", 0, 0, 0.0, 0.0, scale=float(n), note="survivors drawn only")
 
     def observations(self, cell: Cell, trials: int) -> int:
@@ -160,7 +164,7 @@ def _chunk_counts(cell: Cell, rows: int, streams: Streams) -> I64:
     point = cell.point
     law, n = point.law(), point.length
     p = law.tail(point.tau)
-    if law.upper <= point.tau:
+    if p <= 0.0:
         return np.zeros(rows, dtype=np.int64)
     if point.key_rho:
         return _equicorrelated(cell, p, rows, streams)

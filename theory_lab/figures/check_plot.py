@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SUFFIXES = (".png", ".pdf", ".svg")
-# Okabe and Ito's palette, ordered so that neighbors differ in lightness too; shapes differ as well, for grey prints.
+# Okabe and Ito's palette, ordered so that neighbors differ in lightness too; shapes differ as well, for gray prints.
 _COLORS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#CC79A7", "#7F7F7F", "#8A7E00", "#5D3A9B")
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 _LABEL_STEP = 0.042  # of the axes' height
@@ -64,7 +64,14 @@ def plot_check(rows: pd.DataFrame, path: str) -> None:
     for index, claim in enumerate(claims):
         axes = figure.add_subplot(1, len(claims), index + 1)
         _draw_panel(axes, rows[rows.claim == claim], claim, styles, handles)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=4 if len(claims) > 1 else 2,
+        frameon=False,
+        fontsize=8,
+    )
     _save(figure, path, rows)
 
 
@@ -82,7 +89,9 @@ def _drawable(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _series_styles(rows: pd.DataFrame) -> dict[str, tuple[str, str]]:
     names = sorted({name for _, name in _series(rows)}, key=list(dict.fromkeys(n for _, n in _series(rows))).index)
-    return {name: (_COLORS[i % len(_COLORS)], _SHAPES[i % len(_SHAPES)]) for i, name in enumerate(names)}
+    # The shapes shift by one each time the colors begin again, so that no two series look alike.
+    count = len(_COLORS)
+    return {name: (_COLORS[i % count], _SHAPES[(i + i // count) % len(_SHAPES)]) for i, name in enumerate(names)}
 
 
 def _series(rows: pd.DataFrame) -> list[tuple[Any, str]]:
@@ -100,16 +109,18 @@ def _series(rows: pd.DataFrame) -> list[tuple[Any, str]]:
 def _draw_panel(
     axes: Any, rows: pd.DataFrame, claim_id: str, styles: dict[str, tuple[str, str]], handles: dict[str, Any]
 ) -> None:
+    from matplotlib.ticker import NullFormatter
+
     from theory_lab.catalog import find
     from theory_lab.claims import Claim
 
     claim = find(claim_id)
     bound_text = claim.bound_text.split(";")[0]
-    axes.set_title(f"{claim.id}:  {bound_text}", fontsize=10, loc="left")
+    axes.set_title(f"{claim.id}\n{bound_text}", fontsize=9.5, loc="left")
     positive = rows[rows.estimate > 0]
     if positive.empty:
-        axes.text(0.5, 0.5, "every estimate is exactly 0:\nno score can exceed the threshold", ha="center",
-                  transform=axes.transAxes)  # fmt: skip
+        why = "every estimate is 0: scores exceed the threshold\nnever, or too rarely for a float64"
+        axes.text(0.5, 0.5, why, ha="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
     axes.set_xscale("log")
@@ -128,14 +139,15 @@ def _draw_panel(
     for group, label in _series(rows):
         color, shape = styles[label]
         bounds = group.drop_duplicates("length")
-        (line,) = axes.plot(bounds.length, bounds.bound, color="black", lw=1.6, ls="--", zorder=5)
+        single = "_" if len(bounds) == 1 else None  # a line of one point cannot be seen
+        (line,) = axes.plot(bounds.length, bounds.bound, "k--", lw=1.6, marker=single, ms=26, mew=1.8, zorder=5)
         handles["bound of the claim"] = line
         alive = group[group.estimate > 0]
         if alive.empty:
             zero.append(label)
             continue
         if alive.exact.notna().any():
-            axes.plot(alive.length, alive.exact, color=color, lw=1.0, zorder=2)
+            axes.plot(alive.length, alive.exact, color=color, lw=1.0, marker=single, ms=16, mew=1.2, zorder=2)
         low, high = (alive.estimate - alive.ci_low).clip(lower=0), (alive.ci_high - alive.estimate).clip(lower=0)
         points = axes.errorbar(
             alive.length, alive.estimate, yerr=[low, high], fmt=shape, color=color, ms=4.5, mfc=color,
@@ -152,7 +164,7 @@ def _draw_panel(
                 bad.length, bad.estimate, s=75, facecolors="none", edgecolors="#B00020", lw=1.0, zorder=4
             )
     _label_ends(axes, ends)
-    handles.setdefault("line: exact value; bars: simultaneous intervals", axes.plot([], [], color="0.3", lw=1.0)[0])
+    handles.setdefault("line: exact value; bars: intervals", axes.plot([], [], color="0.3", lw=1.0)[0])
     statistic = bound_text.split(" <= ")[0]
     if isinstance(claim, Claim):
         statistic = {"survivors": "E[S], survivors a row", "consensus": "E[C], survivors of both views a row"}[
@@ -160,6 +172,8 @@ def _draw_panel(
         ]
     axes.set_xlabel("visible keys n = i + 1")
     axes.set_ylabel(statistic)
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(True, which="major", color="0.9", lw=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -196,7 +210,7 @@ def _spread(heights: list[float], step: float) -> list[float]:
 def _save(figure: Any, path: str, rows: pd.DataFrame) -> None:
     from theory_lab import __version__
 
-    about = f"theory-lab {__version__}, seed {rows.seed.iloc[0]}, {len(rows)} rows; bars: simultaneous intervals"
+    about = f"theory-lab {__version__}, seed {rows.seed.iloc[0]}, {len(rows)} rows; bars: interval of each verdict"
     key = {".png": "Description", ".pdf": "Subject", ".svg": "Description"}[Path(path).suffix.lower()]
     target = Path(path).absolute()
     try:

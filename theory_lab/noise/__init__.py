@@ -8,6 +8,7 @@ callable that takes the numbers in the parentheses and returns a :class:`Family`
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable
 from functools import cache
@@ -80,10 +81,8 @@ def get_family(spec: str) -> Family:
     """
     text = spec.strip()
     if text.startswith("file:"):
-        path, _, option = text[5:].partition(",")
-        if option not in ("", "raw"):
-            raise InputError("noise", spec, "after the file's name only ',raw' is allowed")
-        return Empirical(path, raw=option == "raw")
+        path = text[5:]
+        return Empirical(path.removesuffix(",raw"), raw=path.endswith(",raw"))
     match = _SPEC.match(text.lower())
     name = match.group(1) if match else text
     maker = _registry().get(name)
@@ -93,8 +92,12 @@ def get_family(spec: str) -> Family:
         raise InputError("noise", spec, f"{hint}known: {', '.join(_registry())}, file:PATH, {ANY_LAW}")
     arguments = match.group(2) if match.group(2) is not None else match.group(3)
     values = []
-    for part in arguments.split(",") if arguments else []:
-        number = part.split("=")[-1].strip()
+    names = list(inspect.signature(maker).parameters)
+    for index, part in enumerate(arguments.split(",") if arguments else []):
+        key, equals, number = part.rpartition("=")
+        number = number.strip()
+        if equals and key.strip() != (names[index] if index < len(names) else None):
+            raise InputError("noise", spec, f"{name} has no parameter '{key.strip()}' there")
         try:
             values.append(float(number))
         except ValueError:

@@ -115,6 +115,11 @@ class Family(ABC):
         return self.name
 
 
+def shortest(value: float) -> str:
+    """The shortest text that reads back as the same number."""
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
+
+
 def positive_part_symmetric_isf(u: ArrayLike, upper_isf_of_half: F64) -> F64:
     """Reflect an upper-half quantile: sign from which half ``u`` lies in, magnitude as given."""
     return np.where(np.asarray(u) <= 0.5, upper_isf_of_half, -upper_isf_of_half)

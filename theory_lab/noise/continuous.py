@@ -12,7 +12,7 @@ import numpy as np
 from scipy import special
 
 from theory_lab.errors import InputError
-from theory_lab.noise.base import ArrayLike, Family, Law, Scale, positive_part_symmetric_isf
+from theory_lab.noise.base import ArrayLike, Family, Law, Scale, positive_part_symmetric_isf, shortest
 from theory_lab.streams import F64
 
 
@@ -98,11 +98,12 @@ class SymmetricBeta(Family):
     """Symmetric beta on [-a, a]; ``shape`` > 0."""
 
     def __init__(self, shape: float = 2.0) -> None:
-        if not (math.isfinite(shape) and shape > 0):
-            raise InputError("noise", f"beta({shape:g})", "the shape must be a finite number above 0")
+        text = shortest(shape) if math.isfinite(shape) else str(shape)
+        if not 1e-3 <= shape <= 1e6:
+            raise InputError("noise", f"beta({text})", "a shape from 0.001 to 1e6 is allowed")
         self.shape = shape
-        self.name = f"beta({shape:g})"
-        self.summary = f"symmetric beta({shape:g}, {shape:g}) on [-a, a]; strictly sub-Gaussian, proxy = variance"
+        self.name = f"beta({text})"
+        self.summary = f"symmetric beta({text}, {text}) on [-a, a]; strictly sub-Gaussian, proxy = variance"
 
     def scaled(self, scale: Scale) -> Law:
         return BetaLaw(self.shape, math.sqrt(scale.proxy * (2 * self.shape + 1)))
@@ -165,11 +166,12 @@ class TruncatedNormal(Family):
     """Normal truncated to ``cut`` of its parent's standard deviations on either side."""
 
     def __init__(self, cut: float = 2.0) -> None:
-        if not (math.isfinite(cut) and 0 < cut <= 30):
-            raise InputError("noise", f"truncated-normal({cut:g})", "the cut must be above 0 and at most 30")
+        text = shortest(cut) if math.isfinite(cut) else str(cut)
+        if not 1e-3 <= cut <= 30:
+            raise InputError("noise", f"truncated-normal({text})", "a cut from 0.001 to 30 is allowed")
         self.cut = cut
-        self.name = f"truncated-normal({cut:g})"
-        self.summary = f"normal cut at {cut:g} of its standard deviations; bounded, proxy = variance"
+        self.name = f"truncated-normal({text})"
+        self.summary = f"normal cut at {text} of its standard deviations; bounded, proxy = variance"
 
     def scaled(self, scale: Scale) -> Law:
         return TruncatedNormalLaw(self.cut, math.sqrt(scale.proxy / TruncatedNormalLaw.relative_variance(self.cut)))
@@ -207,12 +209,13 @@ class StudentT(Family):
     sub_gaussian = False
 
     def __init__(self, nu: float = 3.0) -> None:
-        if not (math.isfinite(nu) and nu > 1):
-            raise InputError("noise", f"student-t({nu:g})", "the degrees of freedom must be finite and above 1")
+        text = shortest(nu) if math.isfinite(nu) else str(nu)
+        if not 1 < nu <= 1e6:
+            raise InputError("noise", f"student-t({text})", "degrees of freedom above 1 and up to 1e6 are allowed")
         self.nu = nu
-        self.name = f"student-t({nu:g})"
+        self.name = f"student-t({text})"
         scaled_by = "variance" if nu > 2 else "scale parameter squared"
-        self.summary = f"Student's t, {nu:g} degrees of freedom; no proxy, {scaled_by} = sigma^2/d; negative control"
+        self.summary = f"Student's t, {text} degrees of freedom; no proxy, {scaled_by} = sigma^2/d; negative control"
 
     def scaled(self, scale: Scale) -> Law:
         shrink = (self.nu - 2) / self.nu if self.nu > 2 else 1.0

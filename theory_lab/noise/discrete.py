@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import optimize
+from scipy import optimize, special
 
 from theory_lab.noise.base import ArrayLike, Family, Law, Scale
 from theory_lab.streams import F64
@@ -90,7 +90,7 @@ def extremal_probability(tau: float, proxy: float) -> float:
     while excess(hi) > 0:
         hi *= 2.0
     logit = float(optimize.brentq(excess, lo, hi, xtol=1e-14, rtol=8.9e-16))
-    return 1.0 / (1.0 + math.exp(-logit))
+    return float(special.expit(logit))
 
 
 class TwoPoint(Family):
