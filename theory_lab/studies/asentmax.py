@@ -1,15 +1,21 @@
 """The claims of ASEntmax (arXiv 2506.16640), each with the controls that must fail.
 
 The paper replaces softmax by alpha-entmax with a learned temperature and argues that attention then neither vanishes
-nor disperses nor lets representations collapse as the context grows. The work itself is in ``asentmax_rows`` (searches
-over rows), ``asentmax_paths``, ``asentmax_dispersion`` and ``asentmax_collapse``.
+nor disperses nor lets representations collapse as the context grows. The work itself is in ``asentmax_rows`` and
+``asentmax_support`` (searches over rows), ``asentmax_paths``, ``asentmax_dispersion`` and ``asentmax_collapse``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from theory_lab.studies import asentmax_collapse, asentmax_dispersion, asentmax_paths, asentmax_rows
+from theory_lab.studies import (
+    asentmax_collapse,
+    asentmax_dispersion,
+    asentmax_paths,
+    asentmax_rows,
+    asentmax_support,
+)
 from theory_lab.studies.base import Piece, Request, Study
 
 _NON_VANISHING = "arXiv 2506.16640, non-vanishing attention"
@@ -112,7 +118,7 @@ STUDIES: tuple[Study, ...] = (
         exact_text="sparsemax in whole numbers: N^N <= s^N prod a_j^(a_j)",
         parameters=(),
         plan=_searches("asentmax-concentration", {"1.5": 50_000, "2.0": 50_000, "exact": 4_000}),
-        work=asentmax_rows.work_concentration,
+        work=asentmax_support.work_concentration,
         needs_torch=True,
     ),
     Study(
@@ -159,7 +165,7 @@ STUDIES: tuple[Study, ...] = (
         exact_text="none",
         parameters=(),
         plan=_searches("asentmax-theta", {"1.5": 50_000, "2.0": 50_000}, printed=True),
-        work=asentmax_rows.work_theta,
+        work=asentmax_support.work_theta,
         needs_torch=True,
     ),
     Study(
@@ -173,7 +179,7 @@ STUDIES: tuple[Study, ...] = (
         exact_text="sparsemax in rational arithmetic",
         parameters=(),
         plan=_searches("asentmax-theta-corrected", {"1.5": 50_000, "2.0": 50_000, "exact": 4_000}, printed=False),
-        work=asentmax_rows.work_theta,
+        work=asentmax_support.work_theta,
         needs_torch=True,
     ),
 )

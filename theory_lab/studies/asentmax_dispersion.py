@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy import special
 
 from theory_lab.attention.streaming import RowStatistics, row_statistics
-from theory_lab.streams import Stream, open_uniform
+from theory_lab.streams import Stream, Streams, cell_digest, open_uniform
 from theory_lab.studies.base import Finding, Piece
 from theory_lab.studies.rates import Trend, fit_trend
 
@@ -63,8 +63,8 @@ def work(piece: Piece, seed: int) -> list[Finding]:
     findings = []
     measured = sorted({*lengths, *piece["between"]})
     for n in measured:
-        # Keyed by the length, so that asking for other lengths changes no draw.
-        stream = piece.streams(seed, n)[0]
+        # Keyed by law and length alone, so that asking for other lengths changes no draw.
+        stream = Streams(cell_digest({"study": piece.study, "law": law}, seed), n)[0]
         rows = min(trials, max(2, _KEYS * trials // (_MOST_ROWS * n)))
         drawn: dict[str, list[RowStatistics]] = {m: [] for m in entropies}
         spans = []

@@ -141,7 +141,7 @@ def mutate(stream: Stream, parents: F64) -> F64:
     kind = np.floor(stream.uniforms(count) * 7).astype(int)
     key = np.floor(stream.uniforms(count) * width).astype(int)
     other = np.floor(stream.uniforms(count) * width).astype(int)
-    row = np.floor(stream.uniforms(count) * rows).astype(int)
+    row = 1 + np.floor(stream.uniforms(count) * (rows - 1)).astype(int)
     step = special.ndtri(stream.uniforms(count))
     size = 10.0 ** (-16.0 * stream.uniforms(count))
     at = np.arange(count)
@@ -158,7 +158,7 @@ def mutate(stream: Stream, parents: F64) -> F64:
     # Never mask the last visible key.
     dead = ~(cases[:, 0] > -np.inf).any(1)
     cases[dead] = parents[dead]
-    for b in np.flatnonzero((kind >= 5) & (row > 0)):
+    for b in np.flatnonzero((kind >= 5) & (rows > 1)):
         fresh = cases[b, row[b], key[b]] + step[b] * (size[b] if kind[b] == 5 else 0.3)
         cases[b, row[b], key[b]] = min(max(fresh, 2.0**-53), 1.0 - 2.0**-53)
     return cases
@@ -256,8 +256,16 @@ def shrink(margin: Margin, case: F64, bound: float) -> F64:
 
     def simpler(value: float) -> list[float]:
         rounded = [float(f"{value:.{digits}g}") for digits in (1, 2, 3, 6)]
-        options = [0.0, math.copysign(1.0, value), float(int(value)), float(int(value / 2.0)), *rounded]
-        shorter = [v for v in options if (len(f"{v!r}"), abs(v)) < (len(f"{value!r}"), abs(value))]
+        sign = math.copysign(1.0, value)
+        whole = [
+            0.0,
+            sign,
+            float(int(value)),
+            float(int(value / 2.0)),
+            float(int(value)) - sign,
+            math.floor(value) + 0.0,
+        ]
+        shorter = [v for v in (*whole, *rounded) if (len(f"{v:.17g}"), abs(v)) < (len(f"{value:.17g}"), abs(value))]
         return list(dict.fromkeys(shorter))
 
     for _ in range(60):
