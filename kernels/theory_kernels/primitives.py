@@ -12,6 +12,13 @@ import triton.language as tl
 # Triton's interpreter multiplies bfloat16 wrongly without a word; operands are widened there.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
+# Sizes and counts are passed as they are: a kernel per length would be compiled otherwise, and with the 1s
+# of a single token folded in, one of them crashed ptxas.
+SIZES = [
+    "T", "S", "H", "G", "N", "MAX_Q", "MAX_K", "OFFSET", "NI", "NW", "NJ", "NIW", "plane", "BLOCKS", "Q_BLOCKS",
+    "K_BLOCKS", "K_PROGRAMS", "SPLITS", "SPAN", "R", "ROWS", "TRIALS", "TRIAL_BLOCKS", "SPANS", "seed",
+]  # fmt: skip
+
 
 @triton.jit
 def _either(a, b):

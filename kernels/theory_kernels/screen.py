@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from .geometry import Geometry, without_padding
-from .primitives import INTERPRETED, any_bits, dot, is_dense, load_rows, sequence, unit_rows
+from .primitives import INTERPRETED, SIZES, any_bits, dot, is_dense, load_rows, sequence, unit_rows
 
 # Found on an H200: three programs fit a multiprocessor, one's maxima run beside the others' products.
 SCREEN_OPTIONS = {"BM": 128, "BN": 128, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
@@ -89,7 +89,7 @@ def _unit_tile(
     return x.to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _operands_kernel(
     Q, K, UNIT_Q, UNIT_K, INV_Q, INV_K, AMAX, GIVEN, BETA, TAU, T, S, H, G, Q_BLOCKS, K_BLOCKS,
     K_PROGRAMS, qb, qh, qt, kb, kh, kt, tau_b, tau_h, D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr,
@@ -118,7 +118,7 @@ def _operands_kernel(
         tl.store(TAU + bh * T + rows, tau, mask=rows < T)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _quantize_queries_kernel(
     UNIT, TAU, AMAX, STATS, FLAGS, INT8, LEVEL, T, H, G, BLOCKS, K_BLOCKS, D: tl.constexpr,
     DP: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, SAMPLES: tl.constexpr,
@@ -154,7 +154,7 @@ def _quantize_queries_kernel(
     tl.store(LEVEL + bh * T + rows, tl.floor(level).to(tl.int32) - 2, mask=rows < T)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _quantize_keys_kernel(
     UNIT, AMAX, FLAGS, INT8, STATS, T, R, BLOCKS, D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr,
     BLOCK: tl.constexpr, GATE: tl.constexpr, SAMPLES: tl.constexpr, LIMIT: tl.constexpr,
@@ -234,7 +234,7 @@ def _flush(at, word, inside, bits, count, BM: tl.constexpr, GM: tl.constexpr, NG
     tl.store(at + word, x.to(tl.int32, bitcast=True), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _sample_kernel(
     Q, K, TAU, FLAGS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, D: tl.constexpr, DP: tl.constexpr,
     B: tl.constexpr, SAMPLES: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
@@ -273,7 +273,7 @@ def _sample_kernel(
         tl.store(FLAGS + nh * SAMPLES + index, flag | tl.load(FLAGS + nh * SAMPLES + index))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _screen_kernel(
     Q8, K8, THR, WORDS, FLAGS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, BLOCKS,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GRAIN: tl.constexpr,
@@ -332,7 +332,7 @@ def _screen_kernel(
         _flush(word_at, stop // TPW, inside, bits, stop % TPW, BM, GRAIN, NG, UPCAST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _transpose_kernel(WORDS, OUT, NI, NW, NJ, NIW, VIEWS: tl.constexpr, plane):
     """Bit (row group, key tile) of the union of the views becomes bit (key tile, row group)."""
     pid = tl.program_id(0)

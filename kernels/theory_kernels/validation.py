@@ -10,6 +10,8 @@ import torch
 
 from .geometry import MAX_HEAD_DIM
 
+# Looked up once: torch.compile cannot trace the search.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 IMPLEMENTATIONS = ("auto", "reference", "chunked", "triton")
 
 
@@ -27,12 +29,11 @@ def choose(implementation: str, q: torch.Tensor) -> str:
     """Resolve "auto" and refuse what an implementation cannot do."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}")
-    installed = importlib.util.find_spec("triton") is not None
     if implementation == "auto":
-        fits = q.device.type == "cuda" and q.dtype != torch.float64 and installed
+        fits = q.device.type == "cuda" and q.dtype != torch.float64 and HAS_TRITON
         return "triton" if fits else "chunked"
     if implementation == "triton":
-        if not installed:
+        if not HAS_TRITON:
             raise ValueError("implementation 'triton' needs the triton package, which is not installed")
         if q.dtype == torch.float64:
             raise ValueError("implementation 'triton' takes float32, float16 or bfloat16, got torch.float64")

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from ..primitives import (
+    SIZES,
     bit_count,
     dot,
     first_bit,
@@ -30,6 +31,9 @@ from ..primitives import (
     sequence,
 )
 from .forward import excess
+
+# Knowing that a length is a multiple of 16 saves the key kernel a third of its spilled registers.
+_KEY_SIZES = [name for name in SIZES if name not in ("MAX_Q", "MAX_K")]
 
 
 @triton.jit
@@ -69,7 +73,7 @@ def _query_tile(
     return dq1, dq2, dtau, dlam
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def query_kernel(
     Q1, K1, Q2, K2, V, DO, TAU, LAM, INV1, INV2, DQ1, DQ2, DTAU, DLAM, WORDS, FLAGS, LAYOUT,
     N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, plane, BLOCKS, tau_b, tau_h, vb, vh, vs,
@@ -194,7 +198,7 @@ def _key_tile(
     return dk1, dk2, dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_KEY_SIZES)
 def key_kernel(
     Q1, K1, Q2, K2, V, DO, TAU, LAM, INV1, INV2, DK1, DK2, DV, WORDS, FLAGS, LAYOUT,
     N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NJ, NIW, BLOCKS, tau_b, tau_h, vb, vh, vs,

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from ..primitives import (
+    SIZES,
     bit_count,
     dot,
     first_bit,
@@ -64,7 +65,7 @@ def _accumulate(
     return dot(narrow(w, v.dtype, UPCAST), v, acc, PREC, UPCAST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
     Q1, K1, Q2, K2, V, TAU, LAM, OUT, SCALE, WORDS, FLAGS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET,
     NI, NW, plane, BLOCKS, SPLITS, SPAN, tau_b, tau_h, vb, vh, vs, EPS,

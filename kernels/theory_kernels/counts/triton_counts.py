@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ..geometry import Geometry
-from ..primitives import INTERPRETED, bit_count, dot, first_bit, load_rows, sequence
+from ..primitives import INTERPRETED, SIZES, bit_count, dot, first_bit, load_rows, sequence
 from ..screen import cleaned, padded, prepare, quantize, screen
 
 TILE = 64
@@ -30,7 +30,7 @@ def _alive(
     return seen & (s > tau[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _count_kernel(
     Q1, K1, Q2, K2, TAU1, TAU2, OUT, WORDS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, plane, BLOCKS,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VIEWS: tl.constexpr,

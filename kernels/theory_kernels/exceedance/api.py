@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from ..validation import HAS_TRITON
 from . import laws, reference
 from .laws import Noise
 
@@ -114,11 +114,10 @@ def _levels(noise: Noise, taus: list[float]) -> list[list[float]]:
 def _form(implementation: str, device: torch.device) -> Callable[..., torch.Tensor]:
     if implementation not in ("auto", "reference", "triton"):
         raise ValueError(f"implementation must be auto, reference or triton, got {implementation!r}")
-    installed = importlib.util.find_spec("triton") is not None
-    if implementation == "reference" or (implementation == "auto" and (device.type != "cuda" or not installed)):
+    if implementation == "reference" or (implementation == "auto" and (device.type != "cuda" or not HAS_TRITON)):
         return reference.counts
-    if not installed:
-        raise ValueError("implementation 'triton' needs the triton package, which is not installed")
+    if not HAS_TRITON:
+        raise ValueError("implementation 'triton' needs the triton package, which is not HAS_TRITON")
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu"
     if device.type != "cuda" and not interpreted:
         raise ValueError(f"implementation 'triton' needs a CUDA device, got {device}")

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..primitives import INTERPRETED
+from ..primitives import INTERPRETED, SIZES
 
 LANES = 16 if INTERPRETED else 128
 # Philox blocks of one program: enough to hide its start, few enough to fill the machine.
@@ -51,7 +51,7 @@ def _block(seed, block, trial, row, level0, level1, level2, n, b0, t0, b1, t1, b
     return b0, t0, b1, t1, b2, t2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _draw_kernel(
     BELOW, TIES, FIRST, LENGTH, seed, ROWS, TRIALS, TRIAL_BLOCKS, SPANS, plane,
     SPAN: tl.constexpr, LANES: tl.constexpr, CLASSES: tl.constexpr,
@@ -88,7 +88,7 @@ def _draw_kernel(
         tl.atomic_add(TIES + 2 * plane + at, t2, mask=inside & (t2 > 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _settle_kernel(BELOW, TIES, REST, seed, ROWS, TRIALS, TRIAL_BLOCKS, LANES: tl.constexpr):
     """Decide the ties with the 32 next bits of the tail."""
     pid = tl.program_id(0)
