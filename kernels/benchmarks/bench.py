@@ -11,16 +11,18 @@ import argparse
 import csv
 import datetime
 import math
+from functools import partial
 from pathlib import Path
 
 import patterns
 import torch
 import triton
 from mechanisms import BETA, Mechanism, adasplash, authors, flex, ours, sdpa
-from theory_kernels import Noise, exceedance_counts
+from theory_kernels import Noise, exceedance_counts, threshold_attention
 from theory_kernels.attention import launch
 from theory_kernels.attention.operator import threshold_forward
 from timing import Timing, ceiling, measure
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 FIELDS = (
     "case", "pattern", "mechanism", "direction", "batch", "heads", "groups", "length", "dim", "dtype", "ms",
@@ -169,6 +171,48 @@ class Bench:
                 self.row(case, pattern, mechanism, operands, backward, kept)
 
 
+def decode(bench: Bench) -> None:
+    """One new token against a cache of 32,768 keys: 8 sequences, 32 query heads, 8 key heads, head dim 128."""
+    device, length = bench.device, 32768
+    g = torch.Generator(device).manual_seed(0)
+    q, k, v = (
+        torch.randn((8, h, t, 128), generator=g, device=device).to(torch.bfloat16)
+        for h, t in ((32, 1), (8, length), (8, length))
+    )
+    unit_q, unit_k = (torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype) for x in (q, k))
+    attend = partial(threshold_attention, beta=BETA, query_offset=length - 1)
+
+    def flash() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    wide = [x.double() for x in (q, k, v)]
+    softmax = torch.nn.functional.scaled_dot_product_attention(*wide, enable_gqa=True)
+    exact = attend(*wide, implementation="reference")
+    eager = attend(q, k, v, implementation="reference")
+    for name, call, want, low in (
+        ("FA2", flash, softmax, None),
+        ("TRA", lambda: attend(q, k, v), exact, eager),
+        ("TRA, normalized cache", lambda: attend(unit_q, unit_k, v, normalize=False), exact, eager),
+    ):
+        size = _norm(want)
+        allowed = 2 * ((_norm(low.double() - want) if low is not None else 0.0) + 2**-7 * size)
+        error = _norm(call().double() - want)
+        row = {
+            "case": "decode", "pattern": "random", "mechanism": name, "direction": "forward", "batch": 8, "heads": 32,
+            "groups": 8, "length": length, "dim": 128, "dtype": "bfloat16", "error": error / size,
+            "allowed": allowed / size,
+        }  # fmt: skip
+        if not error <= allowed:
+            bench.write({**row, "note": f"gate failed: {error / allowed:.2f} times the allowed error"})
+            continue
+        timing = measure(call)
+        bench.write({
+            **row, "ms": timing.median, "ms_p10": timing.low, "ms_p90": timing.high, "method": timing.method,
+            "eager_ms": timing.eager,
+        })  # fmt: skip
+
+
 def exceedances(bench: Bench) -> None:
     """Gaussian decisions a second, against torch.randn plus compare."""
     device, n, trials = bench.device, 10**6, 10**4
@@ -233,6 +277,7 @@ def main() -> None:
     g = torch.Generator(device).manual_seed(0)
     q, k, v = (torch.randn((4, h, 8192, 128), generator=g, device=device).to(dtype) for h in (32, 8, 8))
     bench.both("GQA 32:8", "random", [*sdpa(), ours()[0]], [q, k, v])
+    decode(bench)
     exceedances(bench)
     peers = []
     if options.flex:
