@@ -156,6 +156,12 @@ BAD = [
     (["--rho", "-1"], "rho: -1.0"),
     (["--key-rho", "-0.1"], "key_rho: -0.1"),
     (["--lambda", "1"], "lambda: 1.0"),
+    (["tda-4.3", "--rho", "2"], "rho: 2.0"),
+    (["--seed", "²"], "seed: ²"),
+    (["--out", ""], "out: "),
+    (["--noise", "gaussian", "--estimator", "worst-case"], "worst-case speaks of all laws"),
+    (["--noise", "gaussian", "--trials", "4000000000000000000"], "trials: 4000000000000000000"),
+    (["--kappa", "1:1000:+1", "--beta", "1:1000:+1"], "combinations"),
     (["--trials", "0"], "trials: 0"),
     (["--trials", "many"], "trials: many"),
     (["--noise", "gausian"], "did you mean 'gaussian'"),
@@ -336,3 +342,43 @@ def test_audit(cli) -> None:
     assert {"paper", "statement", "verdict"} <= rows[0].keys()
     assert any(row["verdict"] == "AGREES" for row in rows)
     assert cli("audit", "nobody").returncode == 2
+
+
+def test_closed_and_full_streams(tmp_path: Path) -> None:
+    def shell(redirect: str) -> subprocess.CompletedProcess[str]:
+        command = (
+            f"{sys.executable} -m theory_lab.main check tda-4.3 --noise gaussian --length 10 --format csv {redirect}"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(Path(theory_lab.__file__).parent.parent)}
+        return subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, env=environment)
+
+    assert shell(">&-").returncode == 0
+    quiet = shell("2>&-")
+    assert quiet.returncode == 0
+    assert "tda-4.3,gaussian" in quiet.stdout
+    full = shell("> /dev/full")
+    assert full.returncode == 2
+    assert "Traceback" not in full.stderr
+    assert full.stderr.rstrip().endswith("(No space left on device)")
+
+
+def test_names_are_not_markup(cli, tmp_path: Path) -> None:
+    for name in ("a[b].npy", "[red].npy", "x,y.npy"):
+        np.save(tmp_path / name, np.linspace(-1, 1, 50))
+        found = cli("check", "tda-4.3", "--noise", f"file:{name}", "--length", "10")
+        assert found.returncode == 0, found.stderr
+        assert name in found.stdout
+    assert "E[survivors]" in cli("noise", "gaussian").stdout
+
+
+def test_bugs_are_one_line(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import theory_lab.render as r, sys; sys.argv[1:] = ['claims']\n"
+        "def broken(*_): raise RuntimeError('oops')\n"
+        "r.print_claims = broken\n"
+        "from theory_lab.main import main; main()"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 70
+    assert found.stderr.count("\n") == 1
+    assert "internal error (RuntimeError: oops)" in found.stderr

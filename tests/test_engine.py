@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 
 import pandas as pd
 import pytest
@@ -14,7 +14,7 @@ import theory_lab
 from theory_lab import engine
 from theory_lab.claims import Point
 from theory_lab.engine import Engine, merge, plan_tasks, validate_workers
-from theory_lab.errors import InputError
+from theory_lab.errors import InputError, WorkerError
 from theory_lab.estimation import BlockSum, Cell
 from theory_lab.experiments import COLUMNS
 
@@ -89,3 +89,14 @@ def test_a_script_needs_no_main_guard(tmp_path) -> None:
     )
     found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
     assert found.stdout.split() == ["once", "2"]
+
+
+def test_a_dead_worker_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dying(ThreadPoolExecutor):
+        def submit(self, *_: object):
+            future: Future = Future()
+            future.set_exception(BrokenExecutor("gone"))
+            return future
+
+    with Dying(1) as executor, pytest.raises(WorkerError, match="a worker process died"):
+        theory_lab.check("tda-4.3", noise="gaussian", length=10, executor=executor)

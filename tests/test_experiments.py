@@ -60,7 +60,8 @@ def test_one_cell_serves_two_claims() -> None:
 
 @pytest.mark.parametrize("estimator", ["direct", "tail", "importance", "exact", "worst-case"])
 def test_selectable_estimators(estimator: str) -> None:
-    rows = theory_lab.check("tda-4.6", noise="gaussian", length=[2, 8], estimator=estimator, trials=200_000)
+    noise = None if estimator == "worst-case" else "gaussian"
+    rows = theory_lab.check("tda-4.6", noise=noise, length=[2, 8], estimator=estimator, trials=200_000)
     assert (rows.estimator == estimator).all()
     if estimator == "worst-case":
         assert (rows.noise == "any").all()
@@ -147,6 +148,16 @@ def test_interrupt_hands_over_finished_rows() -> None:
         ("claims", "nope"),
         ("bound_scale", -1.0),
         ("workers", 0),
+        ("alpha", None),
+        ("alpha", "x"),
+        ("budget", "soon"),
+        ("budget", 3),
+        ("executor", "x"),
+        ("out", 3),
+        ("out", ""),
+        ("rho", 2),
+        ("key_rho", 1),
+        ("sigma", 1e-200),
     ],
 )
 def test_bad_arguments(argument: str, value: object) -> None:
@@ -157,3 +168,58 @@ def test_bad_arguments(argument: str, value: object) -> None:
 def test_bad_budget() -> None:
     with pytest.raises(InputError, match="budget"):
         Budget(trials=0)
+
+
+def test_dependent_keys_get_honest_intervals() -> None:
+    """By linearity the expectation is that of independent keys; rows of dependent ones must not mislead."""
+    asked = {"claims": "tda-4.3", "noise": "gaussian", "length": 2**20, "key_rho": 0.9, "bound_scale": 0.05}
+    auto = theory_lab.check(**asked)
+    assert auto.estimator.tolist() == ["importance"]
+    assert auto.verdict.tolist() == ["VIOLATED"]  # 0.0733 against 0.05
+    for seed in range(10):
+        rows = theory_lab.check(**asked, estimator="tail", seed=seed, trials=100_000)
+        assert rows.method.tolist() == ["empirical-bernstein"]
+        assert rows.ci_low[0] <= rows.exact[0] <= rows.ci_high[0]
+        assert rows.verdict[0] != "HOLDS"
+
+
+@pytest.mark.parametrize(
+    ("claim", "point"),
+    [
+        ("tda-4.3", {"noise": "two-point", "beta": 10, "length": 2**20}),
+        ("tda-4.3", {"noise": "any", "beta": 7, "length": 2**20}),
+        ("tda-4.3", {"noise": "any", "sigma": 1e5, "length": 2}),
+        ("tda-4.3", {"noise": "two-point", "sigma": 1e-3, "length": 1024}),
+        ("tda-4.6", {"noise": "gaussian", "beta": 20, "rho": 0.5, "length": 1024}),
+        ("tda-4.6", {"noise": "laplace", "sigma": 1e-6, "rho": -0.99, "length": 1024}),
+        ("tda-4.3-general", {"noise": "gaussian", "beta": 100, "length": 1000}),
+        ("tda-4.3", {"noise": "gaussian", "beta": 0, "length": 2**40}),
+        ("tda-4.6", {"noise": "student-t(1.1)", "key_rho": 0.3, "rho": 0.4, "length": 2**30}),
+    ],
+)
+def test_extreme_constants(claim: str, point: dict) -> None:
+    rows = theory_lab.check(claim, **point)
+    row = rows.iloc[0]
+    assert np.isfinite([row.estimate, row.ci_low, row.ci_high]).all()
+    assert row.ci_low <= row.estimate <= row.ci_high * (1 + 1e-12)
+    assert row.verdict in ("HOLDS", "VIOLATED")
+
+
+def test_numpy_numbers_and_text_budgets() -> None:
+    rows = theory_lab.check("tda-4.3", noise="gaussian", length=np.int64(10), seed=np.int64(3), trials=np.int64(50))
+    assert rows.trials.tolist() == [50]
+    assert theory_lab.check("tda-4.3", noise="gaussian", length=10, trials=1e3).trials.tolist() == [1000]
+    assert len(theory_lab.check("tda-4.3", noise="gaussian", length=10, budget="5s")) == 1
+
+
+def test_huge_requests_are_refused_at_once() -> None:
+    with pytest.raises(InputError, match="combinations"):
+        theory_lab.check(kappa=range(1, 1001), beta=range(1, 1001), length=range(1, 1001))
+    with pytest.raises(InputError, match="trials"):
+        theory_lab.check("tda-4.3", noise="gaussian", length=10, trials=4 * 10**18)
+
+
+def test_raw_scores_with_a_mean_are_outside_the_assumptions(tmp_path) -> None:
+    np.save(tmp_path / "s.npy", np.random.Generator(np.random.Philox(key=9)).normal(0.3, 0.02, 5000))
+    rows = theory_lab.check("tda-4.3", noise=f"file:{tmp_path / 's.npy'},raw", length=8)
+    assert "mean" in rows.assumptions[0]

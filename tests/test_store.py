@@ -234,3 +234,14 @@ def test_findings_are_kept_and_checked(tmp_path: Path) -> None:
         same(first, theory_lab.check(**asked, out=tmp_path / "r", resume=True, progress=listener))
         assert "drawn again" in listener.said[0]
         assert files[0].read_text() == raw
+
+
+def test_a_smaller_run_loses_nothing(tmp_path: Path) -> None:
+    asked = {"claims": "tda-4.3", "noise": "gaussian", "length": 1000, "estimator": "tail", "workers": 1}
+    long = theory_lab.check(**asked, trials=700_000, out=tmp_path / "r")
+    short = theory_lab.check(**asked, trials=100_000, out=tmp_path / "r", resume=True)
+    theory_lab.check(**asked, budget="1e5", out=tmp_path / "r", resume=True)
+    assert short.trials.tolist() == [100_000]
+    listener = Listener()
+    same(long, theory_lab.check(**asked, trials=700_000, out=tmp_path / "r", resume=True, progress=listener))
+    assert listener.done == 1

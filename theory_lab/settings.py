@@ -111,7 +111,7 @@ class Settings:
         validate_seed(self.seed)
         validate_levels(self.alpha, self.tolerance)
         if self.trials is not None:
-            whole(self.trials, "trials", 1, 1 << 62)
+            whole(self.trials, "trials", 1, 10**15)
         if not (math.isfinite(self.bound_scale) and self.bound_scale > 0):
             raise InputError("bound_scale", self.bound_scale, "a finite number above 0 is allowed")
         for name in ("noise", *GRID_DEFAULTS):

@@ -130,6 +130,12 @@ def test_draws_follow_the_law(spec: str) -> None:
         assert stats.kstest(x, lambda t: 1 - law.sf(t)).pvalue > level
 
 
+def test_names_keep_every_digit() -> None:
+    assert get_family("beta(2.0000001)").name == "beta(2.0000001)"
+    assert get_family("student-t(3.1234567)").nu == 3.1234567
+    assert get_family("student-t(nu=4)").name == "student-t(4)"
+
+
 def test_kearns_saul() -> None:
     """Proxy of the two-point law against a numerical maximum, on both sides of 1/2 and at it."""
     for p in (1e-6, 0.01, 0.3, 0.5, 0.7, 0.99):
@@ -156,12 +162,15 @@ def test_extremal_probability_has_the_proxy(ratio: float) -> None:
         ("gaussian(2)", "does not take 1 parameter"),
         ("student-t(x)", "'x' is not a number"),
         ("student-t(1)", "above 1"),
-        ("student-t(nan)", "finite"),
-        ("beta(0)", "above 0"),
-        ("truncated-normal(-1)", "above 0"),
+        ("student-t(nan)", "up to 1e6"),
+        ("student-t(1e308)", "up to 1e6"),
+        ("beta(0)", "0.001 to 1e6"),
+        ("beta(1e300)", "0.001 to 1e6"),
+        ("beta(size=3)", "no parameter 'size'"),
+        ("truncated-normal(-1)", "0.001 to 30"),
         ("", "known:"),
         ("file:", "suffix"),
-        ("file:scores.npy,cooked", "',raw'"),
+        ("file:scores.npy,cooked", "one of .npy"),
     ],
 )
 def test_bad_names(spec: str, message: str) -> None:
