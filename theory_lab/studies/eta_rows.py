@@ -113,7 +113,9 @@ def pruning(reading: str, prune: str, quantity: str) -> Margin:
             found = np.abs(distance - suppressed)
         elif quantity == "output":
             v = 2.0 * cases[:, 2] - 1.0
-            found = np.abs(((soft - hard) * v).sum(1)) / np.abs(v).max(1) - 2.0 * suppressed
+            largest = np.abs(v).max(1)
+            largest[largest == 0.0] = 1.0
+            found = np.abs(((soft - hard) * v).sum(1)) / largest - 2.0 * suppressed
         elif quantity == "misfit":
             p, m = _softmax(s), mask(s, tau, alpha)
             sizes = np.maximum((p * m).sum(1), (p * kept).sum(1))
@@ -204,8 +206,9 @@ def floor(reading: str, quantity: str) -> Margin:
     """Margin: how far a suppressed weight strays from exp(0) / Z.
 
     ``within``: |log(a Z)| - |m s| in multiples of its rounding budget; ``below``: -log(a Z) - 1 / (alpha e). The
-    budget is that of a softmax weight and of its logarithm, u (|top - m s| + |log Z| + 3 W + 20); Z is summed in
-    extended precision.
+    budget is that of a softmax weight and of its logarithm, u (|top - m s| + |log Z| + 3 W + 20), and twice that of a
+    product m s, whose mask inherits u |x| (1 - m) from its argument x = alpha (s - tau): 4 u |m s| (1 + (1 - m) |x|),
+    the largest of the row. Z is summed in extended precision.
     """
 
     def margin(cases: F64) -> F64:
@@ -220,7 +223,10 @@ def floor(reading: str, quantity: str) -> Margin:
         with np.errstate(divide="ignore", invalid="ignore"):
             stray = np.log(a) + log_z[:, None]
             pull = np.abs(np.where(suppressed, m * s, 0.0))
-            budget = _U * (np.abs(top - x) + np.abs(log_z)[:, None] + 3.0 * s.shape[1] + 20.0)
+            slope = np.where(s > -np.inf, alpha[:, None] * np.abs(s - tau[:, None]), 0.0)
+            product = np.where(s > -np.inf, np.abs(m * s), 0.0) * (4.0 + 4.0 * (1.0 - m) * slope)
+            budget = np.abs(top - x) + np.abs(log_z)[:, None] + 2.0 * product.max(1, keepdims=True)
+            budget = _U * (budget + 3.0 * s.shape[1] + 20.0)
             within = (np.abs(stray) - pull) / budget
             below = -stray - 1.0 / (alpha[:, None] * math.e)
             ratio = np.where(suppressed, within if quantity == "within" else below, -np.inf)
