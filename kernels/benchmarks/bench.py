@@ -36,15 +36,16 @@ def _norm(x: torch.Tensor) -> float:
     return float(x.double().norm())
 
 
-def gate(mechanism: Mechanism, operands: list[torch.Tensor], backward: bool) -> tuple[float, float]:
-    """Worst ratio of error to allowed error (<= 1 passes), over two row blocks; and that error relative.
+def gate(mechanism: Mechanism, operands: list[torch.Tensor], backward: bool) -> tuple[float, float, str]:
+    """Worst ratio of error to allowed error (<= 1 passes), over two row blocks; worst relative error; and where.
 
     Allowed: 2 (error of the reference run in the low precision + rounding band), against the reference in
     float64. The gradient of the output is zero outside the block, so that the gradients of all keys and
     values are sums over its rows alone.
     """
     length = operands[0].shape[2]
-    worst, relative = 0.0, 0.0
+    worst, relative, where = 0.0, 0.0, ""
+    names = ["output", *("dq" if i % 2 == 0 else "dk" for i in range(len(operands) - 1)), "dv"]
     for first in sorted({max(0, length // 2 - GATE_ROWS), length - GATE_ROWS}):
         rows = slice(first, first + GATE_ROWS)
         runs = []
@@ -66,13 +67,15 @@ def gate(mechanism: Mechanism, operands: list[torch.Tensor], backward: bool) -> 
         got = [out.detach()[:, :, rows]]
         got += [x[:, :, rows] if i % 2 == 0 and i < len(operands) - 1 else x for i, x in enumerate(grads)]
         eps = torch.finfo(operands[0].dtype).eps
-        for have, want, eager in zip(got, *runs, strict=True):
+        for name, have, want, eager in zip(names if backward else names[:1], got, *runs, strict=True):
             error, size = _norm(have.double() - want), _norm(want)
             allowed = 2 * (_norm(eager.double() - want) + eps * size)
             ratio = error / allowed if allowed else float(error > 0)
-            worst = max(worst, ratio if math.isfinite(error) else math.inf)
+            ratio = ratio if math.isfinite(error) else math.inf
+            if ratio > worst:
+                worst, where = ratio, name
             relative = max(relative, error / size if size else error)
-    return worst, relative
+    return worst, relative, where
 
 
 def tile_fraction(operands: list[torch.Tensor]) -> float:
@@ -128,11 +131,11 @@ class Bench:
             "groups": k.shape[1], "length": length, "dim": dim, "dtype": str(q.dtype).removeprefix("torch."), **facts,
         }  # fmt: skip
         try:
-            ratio, relative = gate(mechanism, operands, backward)
+            ratio, relative, where = gate(mechanism, operands, backward)
             torch.cuda.empty_cache()
             row |= {"error": relative, "allowed": relative / ratio if ratio else math.inf}
             if not ratio <= 1.0:
-                self.write({**row, "note": f"gate failed: {ratio:.2f} times the allowed error"})
+                self.write({**row, "note": f"gate failed: {where} has {ratio:.2f} times the allowed error"})
                 return
             leaves = [x.detach().requires_grad_(backward) for x in operands]
             do = torch.randn_like(mechanism.call(*operands))

@@ -116,7 +116,7 @@ def _load(path: Path):
 
 def authors(path: Path) -> list[Mechanism]:
     """The TDA authors' Triton file, given by path (its license forbids shipping it)."""
-    module = _load(path)
+    module, lam = _load(path), torch.tensor(LAM)
     return [
         Mechanism(
             "TDA authors (TRA)", 1, lambda q, k, v: module.threshold_rela_triton(q, k, v, BETA, relu_power=2.0),
@@ -125,7 +125,7 @@ def authors(path: Path) -> list[Mechanism]:
         Mechanism(
             "TDA authors (TDA)", 2,
             lambda q1, k1, q2, k2, v: module.differential_threshold_rela_triton(
-                q1, q2, k1, k2, v, BETA, LAM, relu_power=2.0
+                q1, q2, k1, k2, v, BETA, lam, relu_power=2.0
             ),
             _tda_reference,
         ),

@@ -9,6 +9,7 @@ Shape legend, used in every module of the package::
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -99,9 +100,28 @@ def _coefficients(max_n: int, kappa: float, head_dim: int, device: torch.device)
     return (2.0 * (n / kappa).log().clamp_min(0.0) / head_dim).sqrt()
 
 
-# Tables of past calls; a CUDA graph capture reads them but must not add one that lives in its own pool.
-_TABLES: dict[tuple[int, float, int, torch.device], torch.Tensor] = {}
+# Tensors of past calls; a CUDA graph capture reads them but must not add one that lives in its own pool.
+_TABLES: dict[tuple, torch.Tensor] = {}
 _MAX_TABLES = 64
+
+
+def _remembered(key: tuple, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        return make()
+    table = _TABLES.get(key)
+    if table is None:
+        table = make()
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            if len(_TABLES) >= _MAX_TABLES:
+                _TABLES.pop(next(iter(_TABLES)))
+            _TABLES[key] = table
+    return table
+
+
+def constant(value: float, heads: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A read-only tensor (heads,) of one value, made once."""
+    key = ("constant", value, heads, dtype, device)
+    return _remembered(key, device, lambda: torch.full((heads,), value, dtype=dtype, device=device))
 
 
 def tau_coefficients(max_n: int, kappa: float, head_dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -128,17 +148,8 @@ def tau_coefficients(max_n: int, kappa: float, head_dim: int, dtype: torch.dtype
     """
     if dtype == torch.float64:
         return _coefficients(max_n, kappa, head_dim, device)
-    if torch.compiler.is_compiling():
-        return _coefficients(max_n, kappa, head_dim, device).float()
-    key = (max_n, kappa, head_dim, device)
-    table = _TABLES.get(key)
-    if table is None:
-        table = _coefficients(max_n, kappa, head_dim, device).float()
-        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            if len(_TABLES) >= _MAX_TABLES:
-                _TABLES.pop(next(iter(_TABLES)))
-            _TABLES[key] = table
-    return table
+    key = ("tau", max_n, kappa, head_dim, device)
+    return _remembered(key, device, lambda: _coefficients(max_n, kappa, head_dim, device).float())
 
 
 def split_packed(geometry: Geometry) -> list[tuple[slice, slice, Geometry]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from ..geometry import FLOAT_DTYPES, MAX_HEAD_DIM, build_geometry
+from ..geometry import FLOAT_DTYPES, MAX_HEAD_DIM, build_geometry, constant
 from ..validation import check_heads, check_number, choose
 from . import reference
 from .operator import threshold_forward
@@ -196,7 +196,7 @@ def _per_head(name: str, value: float | torch.Tensor, q: torch.Tensor) -> torch.
     if not isinstance(value, torch.Tensor):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
-        return torch.full((heads,), float(value), dtype=dtype, device=q.device)
+        return constant(float(value), heads, dtype, q.device)
     if not value.is_floating_point():
         raise TypeError(f"{name} must have a floating-point dtype, got {value.dtype}")
     if value.numel() != 1 and value.shape != (heads,):

@@ -13,7 +13,7 @@ WORD = 32
 # Tiles tried a head to see whether it is dense.
 SAMPLES = 32
 # How many of them must hold a possible survivor for the dense path (crossover measured on an H200).
-DENSE_FROM = 16
+DENSE_FROM = 14
 # Below this many keys the screen costs more than it saves (measured on an H200, see kernels/README.md).
 SCREEN_FROM = 4608
 # Up to this many query rows the keys are split over programs instead (decode, short prefill).

@@ -12,7 +12,7 @@ from ..primitives import INTERPRETED, SIZES
 
 LANES = 16 if INTERPRETED else 128
 # Philox blocks of one program: enough to hide its start, few enough to fill the machine.
-SPAN = 8 if INTERPRETED else 512
+EACH = 8 if INTERPRETED else 512
 
 
 @triton.jit
@@ -54,14 +54,14 @@ def _block(seed, block, trial, row, level0, level1, level2, n, b0, t0, b1, t1, b
 @triton.jit(do_not_specialize=SIZES)
 def _draw_kernel(
     BELOW, TIES, FIRST, LENGTH, seed, ROWS, TRIALS, TRIAL_BLOCKS, SPANS, plane,
-    SPAN: tl.constexpr, LANES: tl.constexpr, CLASSES: tl.constexpr,
+    EACH: tl.constexpr, LANES: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     span = pid % SPANS
     trial = pid // SPANS % TRIAL_BLOCKS * LANES + tl.arange(0, LANES)
     row = pid // SPANS // TRIAL_BLOCKS
     n = tl.load(LENGTH + row)
-    start = span * SPAN
+    start = span * EACH
     if start * 8 >= n:
         return
     level0 = tl.load(FIRST + row).to(tl.uint32)
@@ -69,11 +69,11 @@ def _draw_kernel(
     level2 = tl.load(FIRST + (CLASSES - 1) * ROWS + row).to(tl.uint32)
     b0 = tl.zeros([LANES], tl.int32)
     t0, b1, t1, b2, t2 = b0, b0, b0, b0, b0
-    whole = tl.minimum(start + SPAN, n // 8)
+    whole = tl.minimum(start + EACH, n // 8)
     for block in range(start, whole):
         b0, t0, b1, t1, b2, t2 = _block(seed, block, trial, row, level0, level1, level2, n, b0, t0, b1, t1, b2, t2,
                                         CLASSES, False)  # fmt: skip
-    for block in range(tl.maximum(whole, start), tl.minimum(start + SPAN, tl.cdiv(n, 8))):
+    for block in range(tl.maximum(whole, start), tl.minimum(start + EACH, tl.cdiv(n, 8))):
         b0, t0, b1, t1, b2, t2 = _block(seed, block, trial, row, level0, level1, level2, n, b0, t0, b1, t1, b2, t2,
                                         CLASSES, True)  # fmt: skip
     at = row.to(tl.int64) * TRIALS + trial
@@ -120,10 +120,10 @@ def counts(
     rest_t = torch.tensor(rest, dtype=torch.int64, device=device)
     length_t = torch.tensor(length, dtype=torch.int32, device=device)
     trial_blocks = triton.cdiv(trials, LANES)
-    spans = triton.cdiv(max(length), 8 * SPAN)
+    spans = triton.cdiv(max(length), 8 * EACH)
     _draw_kernel[(rows * trial_blocks * spans,)](
         out, ties, first_t, length_t, seed, rows, trials, trial_blocks, spans, rows * trials,
-        SPAN=SPAN, LANES=LANES, CLASSES=classes, num_warps=max(1, LANES // 32),
+        EACH=EACH, LANES=LANES, CLASSES=classes, num_warps=max(1, LANES // 32),
     )  # fmt: skip
     _settle_kernel[(classes * rows * trial_blocks,)](
         out, ties, rest_t, seed, rows, trials, trial_blocks, LANES=LANES, num_warps=max(1, LANES // 32)
