@@ -134,14 +134,20 @@ def _draw_panel(
         axes.set_ylim(0, highest * 1.15)
     zero, ends = [], []
     last = rows.length.max()
+    common = rows.groupby("length").bound.nunique().max() == 1
     if rows.length.nunique() == 1:
         axes.set_xlim(last / 2, last * 2)
     for group, label in _series(rows):
         color, shape = styles[label]
         bounds = group.drop_duplicates("length")
         single = "_" if len(bounds) == 1 else None  # a line of one point cannot be seen
-        (line,) = axes.plot(bounds.length, bounds.bound, "k--", lw=1.6, marker=single, ms=26, mew=1.8, zorder=5)
-        handles["bound of the claim"] = line
+        # One bound for all is drawn in black; where each series has its own, in the series' color.
+        shade = "black" if common else color
+        (line,) = axes.plot(
+            bounds.length, bounds.bound, color=shade, ls="--", lw=1.6 if common else 1.1, marker=single, ms=26, mew=1.8,
+            zorder=5,
+        )  # fmt: skip
+        handles.setdefault("bound of the claim", line)
         alive = group[group.estimate > 0]
         if alive.empty:
             zero.append(label)
