@@ -255,7 +255,7 @@ def finding(
 def work_nonvanishing(piece: Piece, seed: int) -> list[Finding]:
     """Appended tokens: entmax unmoved, softmax shrunk by the stated factor, and the softmax bound on the top weight."""
     trials, part = piece["trials"], piece["part"]
-    few = max(8, trials // 20)
+    few = max(256, trials // 20)
     if part == "softmax":
         with one_thread():
             shrunk = search(softmax_factor, piece.streams(seed, 0), trials, 1.0)

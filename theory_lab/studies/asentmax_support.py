@@ -109,7 +109,7 @@ def work_concentration(piece: Piece, seed: int) -> list[Finding]:
     with one_thread():
         held = search(entropy_excess(solve), piece.streams(seed, 0), trials, 1.0)
         wrong = entropy_excess(softmax_weights, solve)
-        dense = search(wrong, piece.streams(seed, 1), max(8, trials // 20), 1.0, rounds=1)
+        dense = search(wrong, piece.streams(seed, 1), max(256, trials // 20), 1.0, rounds=1)
     method = "search; H - log s over its rounding budget"
     broken = f"not met: dense softmax against the support of entmax-{alpha:g}"
     return [
@@ -157,7 +157,7 @@ def work_theta(piece: Piece, seed: int) -> list[Finding]:
         findings.append(finding(found, f"entmax-{alpha:g}", 0.0, method, extra=_temperatures(found)))
         if not printed:
             other = support_growth(alpha, printed=False, multiply=True)
-            found = search(other, piece.streams(seed, 1), max(8, trials // 20), 0.0, rounds=1)
+            found = search(other, piece.streams(seed, 1), max(256, trials // 20), 0.0, rounds=1)
             broken = "not met: the scores are multiplied by theta, not divided"
             findings.append(finding(found, f"entmax-{alpha:g}, times theta", 0.0, method, broken, _temperatures(found)))
     return findings

@@ -45,7 +45,7 @@ def _plan_hard_soft(request: Request) -> list[Piece]:
 
 def _plan_floor(request: Request) -> list[Piece]:
     trials = request.trials or 100_000
-    return [Piece.of("eta-floor", 3e-5 * trials, trials=trials)]
+    return [Piece.of("eta-floor", 7e-6 * trials, trials=trials)]
 
 
 def _plan_example(request: Request) -> list[Piece]:

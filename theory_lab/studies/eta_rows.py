@@ -190,7 +190,7 @@ def work_hard_soft(piece: Piece, seed: int) -> list[Finding]:
     findings = []
     with one_thread():
         for block, (prune, quantity, label, method, assumptions) in enumerate(forms):
-            count = trials if assumptions == "met" else max(8, trials // 10)
+            count = trials if assumptions == "met" else max(256, trials // 10)
             streams = piece.streams(seed, block)
             bound = _ROUNDING if quantity in ("excess", "spread") else 1.0
             rounds = 20 if quantity == "spread" else 6
@@ -252,7 +252,7 @@ def work_floor(piece: Piece, seed: int) -> list[Finding]:
                 ("weight", "below", "weight, never below", below, broken),
             )
         ):
-            count = trials // 2 if assumptions == "met" else max(8, trials // 20)
+            count = trials // 2 if assumptions == "met" else max(256, trials // 20)
             bound = 1.0 if quantity == "within" else _ROUNDING
             found = search(floor(reading, quantity), piece.streams(seed, block), count, bound)
             findings.append(_finding(found, subject, bound, method, assumptions))
