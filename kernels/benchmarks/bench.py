@@ -90,8 +90,7 @@ def tile_fraction(operands: list[torch.Tensor]) -> float:
         2.0, True, None, "triton", 0,
     )[2]  # fmt: skip
     launch.DENSE_FROM = old
-    union = words[0] if q2 is None else words[0] | words[1]
-    bits = sum(int(((union >> i) & 1).sum()) for i in range(32))
+    bits = sum(int(((words >> i) & 1).sum()) for i in range(32))
     n = -(-length // 64)
     return bits / (q.shape[0] * q.shape[1] * n * (n + 1) / 2)
 

@@ -152,16 +152,6 @@ def live_words(at, first, NW):
 
 
 @triton.jit
-def live_words_of_two(at, other, first, NW):
-    """As :func:`live_words`, for the union of two rows of words."""
-    lane = tl.arange(0, 32)
-    inside = first + lane < NW
-    word = tl.load(at + first + lane, mask=inside, other=0)
-    word |= tl.load(other + first + lane, mask=inside, other=0)
-    return tl.sum((word != 0).to(tl.int32) << lane, 0)
-
-
-@triton.jit
 def is_dense(flags, HEADS, SAMPLES: tl.constexpr, LIMIT: tl.constexpr):
     """Did at least LIMIT of the sampled tiles a head hold a possible survivor, over HEADS heads in a row?"""
     total = tl.zeros([SAMPLES], tl.int32)

@@ -217,7 +217,10 @@ def _spread(x):
 
 
 @triton.jit
-def _flush(at, word, inside, bits, count, BM: tl.constexpr, GM: tl.constexpr, NG: tl.constexpr, UPCAST: tl.constexpr):
+def _flush(
+    at, word, inside, bits, count, BM: tl.constexpr, GM: tl.constexpr, NG: tl.constexpr, JOIN: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
     """OR the ``count`` flags shifted in for GM rows each, and write one word a row group, tile 0 in bit 0."""
     TPW: tl.constexpr = 32 // NG
     lane = tl.arange(0, NG)[None, :, None].to(tl.uint32)
@@ -231,7 +234,10 @@ def _flush(at, word, inside, bits, count, BM: tl.constexpr, GM: tl.constexpr, NG
     x = (x >> 16) | (x << 16)
     if NG == 2:
         x = _spread(x >> 16) | (_spread(x & 0xFFFF) << 1)
-    tl.store(at + word, x.to(tl.int32, bitcast=True), mask=inside)
+    out = x.to(tl.int32, bitcast=True)
+    if JOIN:
+        out |= tl.load(at + word, mask=inside, other=0)
+    tl.store(at + word, out, mask=inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -278,7 +284,7 @@ def _screen_kernel(
     Q8, K8, THR, WORDS, FLAGS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, BLOCKS,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GRAIN: tl.constexpr,
     CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, GATE: tl.constexpr,
-    SAMPLES: tl.constexpr, LIMIT: tl.constexpr, UPCAST: tl.constexpr,
+    JOIN: tl.constexpr, SAMPLES: tl.constexpr, LIMIT: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     nh = tl.program_id(0) // BLOCKS
     n, h = nh // H, nh % H
@@ -319,30 +325,28 @@ def _screen_kernel(
     for j in range(full):
         bits = _screen_tile(q, at, step, j, hi, cols, bits, thr, pos, D, DP, BM, BN, GRAIN, CAUSAL, False, UPCAST)
         if j % TPW == TPW - 1:
-            _flush(word_at, j // TPW, inside, bits, full * 0 + TPW, BM, GRAIN, NG, UPCAST)
+            _flush(word_at, j // TPW, inside, bits, full * 0 + TPW, BM, GRAIN, NG, JOIN, UPCAST)
             bits = tl.zeros([BM, NG, 8], tl.uint32)
         at += BN * D
     for j in tl.range(full, stop, num_stages=1):
         bits = _screen_tile(q, at, step, j, hi, cols, bits, thr, pos, D, DP, BM, BN, GRAIN, CAUSAL, True, UPCAST)
         if j % TPW == TPW - 1:
-            _flush(word_at, j // TPW, inside, bits, full * 0 + TPW, BM, GRAIN, NG, UPCAST)
+            _flush(word_at, j // TPW, inside, bits, full * 0 + TPW, BM, GRAIN, NG, JOIN, UPCAST)
             bits = tl.zeros([BM, NG, 8], tl.uint32)
         at += BN * D
     if stop % TPW != 0:
-        _flush(word_at, stop // TPW, inside, bits, stop % TPW, BM, GRAIN, NG, UPCAST)
+        _flush(word_at, stop // TPW, inside, bits, stop % TPW, BM, GRAIN, NG, JOIN, UPCAST)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def _transpose_kernel(WORDS, OUT, NI, NW, NJ, NIW, VIEWS: tl.constexpr, plane):
-    """Bit (row group, key tile) of the union of the views becomes bit (key tile, row group)."""
+def _transpose_kernel(WORDS, OUT, NI, NW, NJ, NIW):
+    """Bit (row group, key tile) becomes bit (key tile, row group)."""
     pid = tl.program_id(0)
     jw, iw = pid % NW, (pid // NW) % NIW
     nh = (pid // (NW * NIW)).to(tl.int64)
     lane = tl.arange(0, 32)
     i = iw * 32 + lane
     word = tl.load(WORDS + (nh * NI + i) * NW + jw, mask=i < NI, other=0)
-    if VIEWS == 2:
-        word |= tl.load(WORDS + plane + (nh * NI + i) * NW + jw, mask=i < NI, other=0)
     bit = ((word[:, None] >> lane[None, :]) & 1) << lane[:, None]
     j = jw * 32 + lane
     tl.store(OUT + (nh * NJ + j) * NIW + iw, tl.sum(bit, 0), mask=j < NJ)
@@ -452,9 +456,17 @@ def sample(x: Operands, geometry: Geometry, flags: torch.Tensor, first: bool) ->
 
 
 def screen(
-    x: Quantized, geometry: Geometry, words: torch.Tensor, grain: int, flags: torch.Tensor | None, limit: int
+    x: Quantized,
+    geometry: Geometry,
+    words: torch.Tensor,
+    grain: int,
+    flags: torch.Tensor | None,
+    limit: int,
+    join: bool = False,
 ) -> None:
     """Fill ``words`` (N * H, row groups, words), zero on entry: bit j of a row group tells of its key tile j.
+
+    With ``join`` the flags are added to those of an earlier view.
 
     Heads of which ``flags`` has at least ``limit`` set count as dense and get all their bits, unseen.
     """
@@ -468,15 +480,13 @@ def screen(
     _screen_kernel[(words.shape[0] * blocks,)](
         x.q, x.k, x.level, words, words if flags is None else flags, *_shapes(x.q, x.k, geometry, words),
         words.shape[1], words.shape[2], blocks, **_flags(x.q.shape[-1], geometry), GRAIN=grain,
-        GATE=flags is not None, SAMPLES=1 if flags is None else flags.shape[1], LIMIT=limit, **options,
+        GATE=flags is not None, JOIN=join, SAMPLES=1 if flags is None else flags.shape[1], LIMIT=limit, **options,
     )  # fmt: skip
 
 
 def transpose(words: torch.Tensor, key_tiles: int) -> torch.Tensor:
-    """Union over the views of ``words`` (views, N * H, NI, NW), transposed: (N * H, NJ, ceil(NI / 32))."""
-    views, nh, ni, nw = words.shape
+    """``words`` (N * H, NI, NW) transposed: (N * H, NJ, ceil(NI / 32))."""
+    nh, ni, nw = words.shape
     out = torch.empty((nh, key_tiles, triton.cdiv(ni, 32)), dtype=torch.int32, device=words.device)
-    _transpose_kernel[(nh * out.shape[2] * nw,)](
-        words, out, ni, nw, key_tiles, out.shape[2], VIEWS=views, plane=words.stride(0), num_warps=4
-    )
+    _transpose_kernel[(nh * out.shape[2] * nw,)](words, out, ni, nw, key_tiles, out.shape[2], num_warps=4)
     return out

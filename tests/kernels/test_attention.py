@@ -134,3 +134,14 @@ def test_offsets_beyond_int32(device: torch.device, triton: str) -> None:
         tail, k.contiguous(), v.contiguous(), beta=0.5, query_offset=t - last, implementation="chunked"
     )
     assert float((got.double() - want.double()).norm()) <= 2 * 2**-8 * float(want.double().norm())
+
+
+def test_bitmap_is_small() -> None:
+    """At 65,536 tokens, 12 heads of 64, the bitmap is at most 1% of K and V."""
+    from theory_kernels.attention.plan import make_plan
+
+    x = torch.empty((1, 12, 65536, 64), dtype=BF16, device="meta")
+    plan = make_plan("triton", 1, x, x, 65536, 65536, None)
+    assert plan.screened
+    words = plan.bitmap[0] * plan.bitmap[1] * plan.bitmap[2]
+    assert 4 * words <= 0.01 * 2 * x.numel() * x.element_size()

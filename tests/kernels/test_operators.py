@@ -47,7 +47,7 @@ def test_opcheck_triton(screen_from: int, device: torch.device, triton: str) -> 
 def test_opcheck_backward(device: torch.device) -> None:
     q1, k1, q2, k2, v = _operands(device, False)
     beta = torch.full((2,), 0.3, device=device)
-    none = torch.empty((0, 0, 0, 0), dtype=torch.int32, device=device)
+    none = torch.empty((0, 0, 0), dtype=torch.int32, device=device)
     out = torch.randn((1, 2, 12, 8), device=device)
     torch.library.opcheck(
         threshold_backward,

@@ -23,7 +23,6 @@ from ..primitives import (
     first_bit,
     is_dense,
     live_words,
-    live_words_of_two,
     load_rows,
     narrow,
     rectified_power,
@@ -76,7 +75,7 @@ def _query_tile(
 @triton.jit(do_not_specialize=SIZES)
 def query_kernel(
     Q1, K1, Q2, K2, V, DO, TAU, LAM, INV1, INV2, DQ1, DQ2, DTAU, DLAM, WORDS, FLAGS, LAYOUT,
-    N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, plane, BLOCKS, tau_b, tau_h, vb, vh, vs,
+    N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, BLOCKS, tau_b, tau_h, vb, vh, vs,
     D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr, CAUSAL: tl.constexpr,
     RAGGED: tl.constexpr, PACKED: tl.constexpr, LISTED: tl.constexpr, NORMALIZE: tl.constexpr,
@@ -123,13 +122,11 @@ def query_kernel(
         at = WORDS + (nh.to(tl.int64) * NI + block) * NW
         words = tl.cdiv(tl.cdiv(hi, BN), 32)
         for chunk in range(0, words, 32):
-            live = live_words_of_two(at, at + plane, chunk, words) if VIEWS == 2 else live_words(at, chunk, words)
+            live = live_words(at, chunk, words)
             for _ in range(bit_count(live)):
                 w = chunk + first_bit(live)
                 live = live & (live - 1)
                 word = tl.load(at + w)
-                if VIEWS == 2:
-                    word |= tl.load(at + plane + w)
                 for _ in range(bit_count(word)):
                     key = (w * 32 + first_bit(word)) * BN
                     word = word & (word - 1)

@@ -20,7 +20,6 @@ from ..primitives import (
     first_bit,
     is_dense,
     live_words,
-    live_words_of_two,
     load_rows,
     narrow,
     rectified_power,
@@ -114,13 +113,11 @@ def forward_kernel(
         at = WORDS + (tl.cast(nh, tl.int64) * NI + block) * NW
         words = tl.cdiv(tl.cdiv(hi, BN), 32)
         for chunk in range(0, words, 32):
-            live = live_words_of_two(at, at + plane, chunk, words) if VIEWS == 2 else live_words(at, chunk, words)
+            live = live_words(at, chunk, words)
             for _ in range(bit_count(live)):
                 w = chunk + first_bit(live)
                 live = live & (live - 1)
                 word = tl.load(at + w)
-                if VIEWS == 2:
-                    word |= tl.load(at + plane + w)
                 for _ in range(bit_count(word)):
                     key = (w * 32 + first_bit(word)) * BN
                     word = word & (word - 1)

@@ -151,7 +151,7 @@ def forward(
     q = views[0][0]
     shape = (call.b, call.h, call.t, call.e)
     words = torch.zeros(plan.bitmap, dtype=torch.int32, device=q.device)
-    flags = torch.empty((words.shape[1], plan.samples), dtype=torch.int32, device=q.device)
+    flags = torch.empty((words.shape[0], plan.samples), dtype=torch.int32, device=q.device)
     if call.empty:
         scale = torch.full(shape[:3] if rms_eps is not None else (0,), (rms_eps or 1.0) ** -0.5, device=q.device)
         return torch.zeros(shape, dtype=v.dtype, device=q.device), scale, words, flags
@@ -167,7 +167,7 @@ def forward(
         # The rows of packed sequences share one int8 scale, so no head of theirs can be left out.
         gate = None if geometry.packed else flags
         for index, x in enumerate(operands):
-            screen(quantize(x, gate, DENSE_FROM), geometry, words[index], TILE, flags, DENSE_FROM)
+            screen(quantize(x, gate, DENSE_FROM), geometry, words, TILE, flags, DENSE_FROM, index > 0)
         _run_forward(call, rows, out, scale, words, "listed", rms_eps, flags)
         _run_forward(call, rows, out, scale, words, "forward", rms_eps, flags)
     elif geometry.max_q <= SPLIT_ROWS and geometry.max_k > 4 * TILE:
@@ -196,7 +196,7 @@ def _run_forward(
     blocks = triton.cdiv(call.geometry.max_q, tiles.rows)
     forward_kernel[(call.geometry.sequences * call.h * blocks * splits,)](
         q1, k1, q2, k2, call.v, call.tau, call.lam, out, scale, words, words if flags is None else flags,
-        call.layout, *call.dims, words.shape[2], words.shape[3], words.stride(0) if listed else plane, blocks,
+        call.layout, *call.dims, words.shape[1], words.shape[2], plane, blocks,
         splits, span, *call.tau.stride()[:2], *call.v_strides, 0.0 if rms_eps is None else rms_eps,
         **call.flags, BM=tiles.rows, BN=tiles.keys, LISTED=listed, SPLIT=kind == "split", GATE=flags is not None,
         SAMPLES=SAMPLES, LIMIT=DENSE_FROM, RMS=rms_eps is not None and kind != "split", **tiles.options(),
@@ -253,7 +253,7 @@ def backward(
     dv = call.like(v, (*v.shape,))
     dtau = call.like(call.tau, (call.b, call.h, call.t))
     dlam = call.like(dtau) if call.views == 2 else dtau
-    turned = transpose(words, triton.cdiv(geometry.max_k, TILE)) if listed else words.view(0, 0, 0)
+    turned = transpose(words, triton.cdiv(geometry.max_k, TILE)) if listed else words
     for kind in ("listed", "backward") if listed else ("backward",):
         tiles = _tiles(kind, call.width, call.views, v.dtype)
         fixed = {
@@ -263,8 +263,8 @@ def backward(
         blocks = triton.cdiv(geometry.max_q, tiles.rows)
         query_kernel[(geometry.sequences * call.h * blocks,)](
             one.q, one.k, two.q, two.k, call.v, grad, call.tau, call.lam, one.inverse_q, two.inverse_q,
-            dq[0], dq[-1], dtau, dlam, words, flags, call.layout, *call.dims, words.shape[2], words.shape[3],
-            words.stride(0), blocks, *call.tau.stride()[:2], *call.v_strides, **fixed,
+            dq[0], dq[-1], dtau, dlam, words, flags, call.layout, *call.dims, words.shape[1], words.shape[2],
+            blocks, *call.tau.stride()[:2], *call.v_strides, **fixed,
         )  # fmt: skip
         blocks = triton.cdiv(geometry.max_k, tiles.keys)
         key_kernel[(geometry.sequences * call.g * blocks,)](

@@ -56,14 +56,14 @@ def _forward(
     if implementation == "triton":
         from . import launch
 
-        plan = make_plan("triton", len(views), sequences, q1, v, max_q, max_k, screen_from)
+        plan = make_plan("triton", sequences, q1, v, max_q, max_k, screen_from)
         return launch.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps, plan)
     # Autocast has already been applied to the operands; inside, float32 products must stay float32.
     with torch.autocast(v.device.type, enabled=False):
         out, scale = chunked.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps)
     if rms_eps is None:
         scale = scale.new_empty(0)
-    none = torch.empty((0, 0, 0, 0), dtype=torch.int32, device=q1.device)
+    none = torch.empty((0, 0, 0), dtype=torch.int32, device=q1.device)
     return out, scale, none, none.new_empty((0, 0))
 
 
@@ -71,13 +71,13 @@ def _fake_forward(
     q1, k1, q2, k2, v, beta, lam, layout, sequences, max_q, max_k, offset, packed, causal,
     kappa, power, normalize, rms_eps, implementation, screen_from,
 ):  # fmt: skip
-    plan = make_plan(implementation, 1 if q2 is None else 2, sequences, q1, v, max_q, max_k, screen_from)
+    plan = make_plan(implementation, sequences, q1, v, max_q, max_k, screen_from)
     wide = torch.float64 if v.dtype == torch.float64 else torch.float32
     return (
         v.new_empty((*q1.shape[:3], v.shape[-1])),
         v.new_empty(q1.shape[:3] if rms_eps is not None else (0,), dtype=wide),
         q1.new_empty(plan.bitmap, dtype=torch.int32),
-        q1.new_empty((plan.bitmap[1], plan.samples), dtype=torch.int32),
+        q1.new_empty((plan.bitmap[0], plan.samples), dtype=torch.int32),
     )
 
 

@@ -24,13 +24,12 @@ class Plan(NamedTuple):
     """``screened``: a bitmap of active tiles is made first; ``bitmap``: its shape; ``samples``: tiles tried a head."""
 
     screened: bool
-    bitmap: tuple[int, int, int, int]
+    bitmap: tuple[int, int, int]
     samples: int
 
 
 def make_plan(
     implementation: str,
-    views: int,
     sequences: int,
     q: torch.Tensor,
     v: torch.Tensor,
@@ -43,7 +42,7 @@ def make_plan(
     # The list kernels are bound to 64x64 tiles, of which 512 bytes a row fill the shared memory.
     row_bytes = max(q.shape[-1], v.shape[-1]) * q.element_size()
     if implementation != "triton" or max_k < limit or max_q <= SPLIT_ROWS or row_bytes > 512:
-        return Plan(False, (0, 0, 0, 0), 0)
+        return Plan(False, (0, 0, 0), 0)
     rows = -(-max_q // TILE)
     words = -(-max_k // (TILE * WORD))
-    return Plan(True, (views, sequences * q.shape[1], rows, words), SAMPLES)
+    return Plan(True, (sequences * q.shape[1], rows, words), SAMPLES)
