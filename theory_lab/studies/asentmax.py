@@ -50,7 +50,7 @@ def _plan_dispersion(request: Request) -> list[Piece]:
     for law in asentmax_dispersion.LAWS:
         if request.noise is not None and law not in request.noise:
             continue
-        own = [n for n in lengths if law != "two-point" or n <= asentmax_dispersion.LONGEST_ATOM]
+        own = [n for n in lengths if law != "rademacher" or n <= asentmax_dispersion.LONGEST_ATOM]
         if own:
             # Entropies of a Gaussian row scatter, so its slopes rest on more lengths than are shown.
             between = [1 << k for k in range(12, 23)] if law == "gaussian" and not request.length else []
@@ -103,7 +103,7 @@ STUDIES: tuple[Study, ...] = (
         bound_text="log n - H <= M - m and H <= log s at every length; slopes of H on log n",
         assumptions=("independent logits", "softmax: bounded logits", "entmax: no atom at the top of the law"),
         exact_text="entmax over a bounded law with a positive density at its end: limit 1/alpha; softmax: 1",
-        parameters=(),
+        parameters=("noise", "length"),
         plan=_plan_dispersion,
         work=asentmax_dispersion.work,
     ),
@@ -150,7 +150,7 @@ STUDIES: tuple[Study, ...] = (
         bound_text="slope of the log distance on log n: at most -1 + 0.05 for softmax, at least -0.01 for entmax",
         assumptions=("bounded logits", "entmax: the early token stays in a support of bounded size"),
         exact_text="limits of the slopes",
-        parameters=(),
+        parameters=("length",),
         plan=_plan_collapse,
         work=asentmax_collapse.work,
     ),

@@ -40,7 +40,7 @@ LONGEST_ATOM = 1 << 20
 LAWS: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]] = {
     "uniform": lambda u: 2.0 * u - 1.0,
     "gaussian": special.ndtri,
-    "two-point": lambda u: np.where(u < 0.5, -1.0, 1.0),
+    "rademacher": lambda u: np.where(u < 0.5, -1.0, 1.0),
 }
 
 
@@ -58,7 +58,7 @@ def measure(row: list[F32], mechanism: str, n: int) -> RowStatistics:
 def work(piece: Piece, seed: int) -> list[Finding]:
     """One law: rows of every length, each under every mechanism of interest."""
     law, lengths, trials = piece["law"], piece["lengths"], piece["trials"]
-    mechanisms = {"uniform": ("softmax", "ssmax", "entmax"), "gaussian": ("ssmax", "entmax"), "two-point": ("entmax",)}
+    mechanisms = {"uniform": ("softmax", "ssmax", "entmax"), "gaussian": ("ssmax", "entmax"), "rademacher": ("entmax",)}
     entropies: dict[str, list[list[float]]] = {m: [] for m in mechanisms[law]}
     findings = []
     measured = sorted({*lengths, *piece["between"]})
@@ -82,7 +82,7 @@ def work(piece: Piece, seed: int) -> list[Finding]:
 
 def _envelopes(law: str, n: int, spans: list[float], drawn: dict[str, list[RowStatistics]]) -> list[Finding]:
     """The inequalities that hold at every length, at their worst over the rows drawn."""
-    if law == "two-point":
+    if law == "rademacher":
         return []
     findings = []
     for mechanism in ("softmax", "entmax"):
@@ -136,7 +136,7 @@ def _trends(law: str, lengths: list[int], entropies: dict[str, list[list[float]]
         ("uniform", "entmax"): [(False, 0.75, "met", 1.0 / _ALPHA, limit)],
         ("gaussian", "ssmax"): [(False, 0.9, "met", None, limit)],
         ("gaussian", "entmax"): [(False, 0.5, "met", None, limit)],
-        ("two-point", "entmax"): [
+        ("rademacher", "entmax"): [
             (False, 0.9, "not met: the support stays o(n); this law has an atom on top", 1.0, limit)
         ],
     }
