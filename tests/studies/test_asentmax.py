@@ -121,18 +121,6 @@ def _leak(z, alpha):
     return np.where(z > -np.inf, (p + 1e-12) / (1.0 + 1e-12 * z.shape[1]), 0.0)
 
 
-def _early_stop(z, alpha):
-    """A threshold one key too high: the smallest weight is lost and the rest renormalized."""
-    p = TRUE(z, alpha)
-    lowest = np.where(p > 0, p, np.inf).min(1, keepdims=True)
-    p = np.where((p == lowest) & (p < 1), 0.0, p)
-    return p / np.maximum(p.sum(1, keepdims=True), 1e-300)
-
-
-def _flipped(z, alpha):
-    return TRUE(np.where(z > -np.inf, -z, -np.inf), alpha)
-
-
 def _count_masked(z, alpha):
     """Scales the scores by the number of entries, masked or not."""
     return TRUE(z * math.log(z.shape[1]), alpha)
