@@ -119,7 +119,7 @@ def picture(rows: Rows, path: Path) -> None:
         title="TRA against active tiles",
     )
     axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize=7)
+    axis.legend(frameon=False, fontsize=7, loc="lower right")
     first = rows[0]
     figure.suptitle(
         f"{first['gpu']}, {first['date']}, torch {first['torch']}, triton {first['triton']}; bf16, batch 1, 12 heads, "

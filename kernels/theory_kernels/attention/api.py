@@ -10,6 +10,7 @@ from ..geometry import FLOAT_DTYPES, MAX_HEAD_DIM, build_geometry, constant
 from ..validation import check_heads, check_number, choose
 from . import reference
 from .operator import threshold_forward
+from .plan import SCREEN_FROM_TRAINING
 
 
 def threshold_attention(
@@ -74,7 +75,8 @@ def threshold_attention(
     implementation : str
         "auto" (Triton on CUDA, chunked elsewhere), "reference", "chunked" or "triton".
     screen_from : int, optional
-        Number of keys from which the Triton implementation screens tiles; None takes the measured default.
+        Number of keys from which the Triton implementation screens tiles; None takes the measured default
+        (lower where a gradient is wanted, because the backward uses the bitmap too).
 
     Returns
     -------
@@ -178,6 +180,9 @@ def _attention(
         cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, max_seqlen=max_seqlen,
     )  # fmt: skip
     chosen = choose(implementation, q)
+    trained = (*(x for view in views for x in view), v, beta, *([] if lam is None else [lam]))
+    if screen_from is None and torch.is_grad_enabled() and any(x.requires_grad for x in trained):
+        screen_from = SCREEN_FROM_TRAINING
     if chosen == "reference":
         with torch.autocast(v.device.type, enabled=False):
             return reference.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps)

@@ -16,6 +16,8 @@ SAMPLES = 32
 DENSE_FROM = 14
 # Below this many keys the screen costs more than it saves (measured on an H200, see kernels/README.md).
 SCREEN_FROM = 4608
+# With a backward to follow, which shares the bitmap, it pays earlier.
+SCREEN_FROM_TRAINING = 2048
 # Up to this many query rows the keys are split over programs instead (decode, short prefill).
 SPLIT_ROWS = 64
 
