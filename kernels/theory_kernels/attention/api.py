@@ -67,9 +67,10 @@ def threshold_attention(
         Number of valid query rows, integer (B,).
     cu_seqlens, cu_seqlens_k : torch.Tensor, optional
         Packed sequences: q is (1, H, total, D) and sequence n takes rows cu[n] .. cu[n + 1] - 1.
-        ``cu_seqlens_k`` defaults to ``cu_seqlens``.
+        ``cu_seqlens_k`` defaults to ``cu_seqlens``. Values of CUDA tensors are trusted, those of CPU tensors
+        checked: a check would wait for the device. The same holds for the lengths, which are clamped.
     max_seqlen : int, optional
-        Bound of the packed lengths; without it the total is used, which is slower and never wrong.
+        Bound of the packed lengths, trusted; without it the total is used, which is slower and never wrong.
     rms_eps : float, optional
         Divide each output row by ``sqrt(mean(o^2) + rms_eps)``; None leaves the output as it is.
     implementation : str
