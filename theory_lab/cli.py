@@ -361,6 +361,47 @@ def audit_command(papers: tuple[str, ...], form: str) -> int:
     return EXIT_VIOLATED if (frame["verdict"] == "CONTRADICTS").any() else EXIT_HOLDS
 
 
+@command.command("phase")
+@click.option("--rows", metavar="NUMBER", help="Rows a cell. Default: 64, fewer for long ones.")
+@click.option("--seed", default="0", show_default=True, metavar="INTEGER", help="Same seed, same bits.")
+@click.option("--workers", metavar="NUMBER", help="Worker processes. Default: one a core.")
+@click.option("--plot", metavar="FILE", help="Draw the diagram (.png, .pdf, .svg).")
+@click.option("--out", metavar="FILE", help="Write the numbers (.csv or .parquet) instead of printing them.")
+def phase_command(rows: str | None, seed: str, workers: str | None, plot: str | None, out: str | None) -> int:
+    """Map where each mechanism disperses: entropy over score law, scale and length.
+
+    Prints CSV: one line a cell, normalized entropy E[H] / log n with its standard error.
+    """
+    from theory_lab import render
+    from theory_lab.engine import validate_workers
+
+    if plot:
+        from theory_lab.figures.check_plot import validate_plot_file
+
+        validate_plot_file(plot)
+    if out is not None and not out.endswith((".csv", ".parquet")):
+        raise InputError("out", out, "a file name ending in .csv or .parquet is allowed")
+    from theory_lab.phase import phase_diagram
+
+    frame = phase_diagram(
+        rows=None if rows is None else _one_whole(rows, "rows"),
+        seed=_one_whole(seed, "seed"),
+        workers=validate_workers(None if workers is None else _one_whole(workers, "workers")),
+    )
+    if plot:
+        from theory_lab.figures.phase_plot import plot_phase
+
+        plot_phase(frame, plot)
+        click.echo(f"picture: {plot}", err=True)
+    if out is None:
+        click.echo(render.to_csv(frame), nl=False)
+    else:
+        from theory_lab.store import rows_to_parquet, write_whole
+
+        write_whole(out, rows_to_parquet(frame) if out.endswith(".parquet") else render.to_csv(frame).encode())
+    return EXIT_HOLDS
+
+
 @command.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_command(shell: str) -> None:

@@ -117,6 +117,7 @@ def _fields(row: Any, verdict: str) -> dict[str, str]:
         "bound": number(row.bound),
         "estimate/bound": number(row.slack),
         "verdict": verdict,
+        "note": escape("; ".join(text for text in (row.assumptions, row.note) if text not in ("", "met"))),
     }
 
 
@@ -131,10 +132,13 @@ _LAYOUTS = (
 )
 
 
-def _print_widest(console: Console, lines: list[tuple[list[str], dict[str, str]]], head: list[tuple[str, str]]) -> None:
+def _print_widest(
+    console: Console, lines: list[tuple[list[str], dict[str, str]]], head: list[tuple[str, str]], notes: bool = False
+) -> None:
     """Print the first layout that fits; a claim's lines are set apart from the next one's."""
-    for layout in _LAYOUTS:
-        sides = [(name, "l" if name in ("estimator", "verdict") else "r") for name in layout]
+    noted = notes and any(fields["note"] for _, fields in lines)
+    for layout in [(*_LAYOUTS[1], "note"), *_LAYOUTS] if noted else _LAYOUTS:
+        sides = [(name, {"note": "w", "estimator": "l", "verdict": "l"}.get(name, "r")) for name in layout]
         table = _table(*head, *sides)
         for index, (cells, fields) in enumerate(lines):
             if index and cells[0] != lines[index - 1][0][0]:
@@ -142,6 +146,9 @@ def _print_widest(console: Console, lines: list[tuple[list[str], dict[str, str]]
             table.add_row(*cells, *(fields[name] for name in layout))
         # Measured without the terminal's own limit, which would hide that something is cut.
         wanted = Measurement.get(console, console.options.update(width=1000), table).maximum
+        # A note wraps; it needs some room, not all that its text would take.
+        if "note" in layout:
+            wanted = wanted - max(len(fields["note"]) for _, fields in lines) + 40
         if wanted <= console.width or layout == _LAYOUTS[-1]:
             console.print(table)
             return
@@ -153,7 +160,7 @@ def _print_rows(console: Console, rows: pd.DataFrame, constants: list[str]) -> N
     for record in rows.itertuples():
         row: Any = record
         lines.append(([*_cells(row, constants), length_text(row.length)], _fields(row, _verdict(row.verdict))))
-    _print_widest(console, lines, head)
+    _print_widest(console, lines, head, notes=True)
 
 
 def _tightest(group: pd.DataFrame) -> Any:
@@ -193,16 +200,14 @@ def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> No
     names = list(dict.fromkeys(rows.claim))
     lines = [f"{name}: {find(name).bound_text} ({find(name).source})" for name in names]
     counts = ", ".join(f"{(rows.verdict == v).sum()} {v}" for v in _STYLES if (rows.verdict == v).any())
-    drawn = rows[rows.trials > 0]
-    relative = drawn.relative_error.max()
-    error = "no random estimate" if drawn.empty else "no event seen in any row"
-    if not math.isnan(relative):
-        error = f"largest relative standard error {relative:.2%}"
-        blind = int((drawn.relative_error.isna() & (drawn.method != "trend")).sum())
-        error += f", apart from {blind} rows that saw no event" if blind else ""
+    theorems = rows[(rows.trials > 0) & (rows.estimator != "study")]
+    error = _precision(theorems, "")
+    studies = rows[(rows.standard_error > 0) & (rows.estimator == "study") & (rows.method != "trend")]
+    if len(studies):
+        error += _precision(studies, " of a study") if theorems.empty else ";" + _precision(studies, " of a study")
     scale = f" Bounds are scaled by {number(settings.bound_scale)}." if settings.bound_scale != 1 else ""
     lines += [
-        f"Constants: {', '.join(fixed)}. Seed {settings.seed}; {error}.{scale}",
+        f"Constants: {', '.join(fixed) or 'none'}. Seed {settings.seed}; {error.strip()}.{scale}",
         f"Verdicts: {counts}. VIOLATED: the interval lies above the bound; HOLDS: its upper end is at most "
         f"{1 + settings.tolerance:g} x bound (tolerance {settings.tolerance:g}). The chance that any verdict here is "
         f"wrong is at most {settings.alpha:g} (Holm).",
@@ -210,8 +215,11 @@ def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> No
     if rows.method.isin(["student", "trend"]).any():
         lines.append("Intervals of the methods student and trend (fitted limits, and crowded rows) are asymptotic.")
     outside = rows[rows.assumptions != "met"]
+    refuted = rows[(rows.assumptions == "met") & (rows.verdict == "VIOLATED") & (rows.note != "")]
+    lines += [f"VIOLATED: {row.claim}, {row.noise}: {row.note}" for row in refuted.head(10).itertuples()]
     if len(outside):
-        reasons = "; ".join(dict.fromkeys("; ".join(outside.assumptions).split("; ")))
+        every = list(dict.fromkeys("; ".join(outside.assumptions).split("; ")))
+        reasons = "; ".join(every[:3]) + (f"; and {len(every) - 3} more, see --full" if len(every) > 3 else "")
         bad = int((outside.verdict == "VIOLATED").sum())
         lines.append(
             f"† outside the claim's assumptions ({reasons}): a control. {bad} of {len(outside)} such rows are "
@@ -222,6 +230,19 @@ def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> No
                      f"{'is' if inside == 1 else 'are'} VIOLATED.")  # fmt: skip
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)
+
+
+def _precision(rows: pd.DataFrame, what: str) -> str:
+    """Largest relative standard error of some rows, in words."""
+    if rows.empty:
+        return "no random estimate"
+    relative = rows.relative_error.max()
+    if math.isnan(relative):
+        return f"no event seen in any row{what}"
+    blind = int(rows.relative_error.isna().sum())
+    return f" largest relative standard error{what} {relative:.2%}" + (
+        f", apart from {blind} rows that saw no event" if blind else ""
+    )
 
 
 def print_claims(claims: list[Statement]) -> None:

@@ -282,6 +282,24 @@ def rows_to_parquet(rows: pd.DataFrame, about: str = "{}") -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+def write_whole(path: str, content: bytes) -> None:
+    """Write a file so that it appears whole or not at all; StoreError if it cannot be written."""
+    target = Path(path).absolute()
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.chmod(name, 0o644)
+            os.replace(name, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        raise StoreError(f"out: {path}; it cannot be written ({error.strerror or error})") from error
+
+
 def longest(stored: Sequence[BlockSum], new: Sequence[BlockSum]) -> list[BlockSum]:
     """Blocks of both, in order; where both have one, that of more trials."""
     kept = {block.block: block for block in stored}

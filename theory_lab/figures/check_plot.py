@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -57,7 +58,9 @@ def plot_check(rows: pd.DataFrame, path: str) -> None:
 
     rows = _drawable(rows)
     claims = list(dict.fromkeys(rows.claim))
-    figure = Figure(figsize=(0.6 + 5.6 * len(claims), 4.9), layout="constrained")
+    tallest = max((len(rows[rows.claim == c]) for c in claims if _is_search(rows[rows.claim == c])), default=0)
+    width = sum(8.0 if _is_search(rows[rows.claim == claim]) else 5.6 for claim in claims)
+    figure = Figure(figsize=(0.6 + width, max(3.4 if tallest else 4.9, 1.8 + 0.27 * tallest)), layout="constrained")
     FigureCanvasAgg(figure)
     handles: dict[str, Any] = {}
     styles = _series_styles(rows)
@@ -76,15 +79,79 @@ def plot_check(rows: pd.DataFrame, path: str) -> None:
 
 
 def _drawable(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with a length: those of the theorems if there are any, else of whatever else has one."""
+    """The theorems' rows if there are any, else those of the first four claims."""
     from theory_lab.claims import CLAIMS
 
+    theorems = rows[rows.claim.isin(list(CLAIMS))]
+    if len(theorems):
+        return theorems
+    if rows.empty:
+        raise InputError("plot", "no rows", "there is nothing to draw")
+    return rows[rows.claim.isin(list(dict.fromkeys(rows.claim))[:4])]
+
+
+def _is_search(rows: pd.DataFrame) -> bool:
+    """Whether a claim's rows are findings of searches rather than points along a length."""
     long = rows[rows.length.notna()]
-    theorems = long[long.claim.isin(list(CLAIMS))]
-    chosen = theorems if len(theorems) else long
-    if chosen.empty:
-        raise InputError("plot", "no row has a length", "a claim that depends on length is needed")
-    return chosen.assign(length=chosen.length.astype("int64"))
+    along = long.length.nunique() >= 3 and (long.estimate > 0).any()
+    return bool((rows.estimator == "study").all()) and not along
+
+
+def _draw_findings(axes: Any, rows: pd.DataFrame, claim_id: str, handles: dict[str, Any]) -> None:
+    """What was found in searches, which know no length: each finding's distance from its bound, in its own unit."""
+    import pandas as pd
+
+    rows = rows.reset_index(drop=True)
+    repeated = rows.noise.duplicated(keep=False)
+    lengths = [f"n = {n}" if n is not pd.NA else "limit" for n in rows.length]
+    details = [
+        m.removeprefix("measured: ") if m.startswith("measured: ") else n
+        for m, n in zip(rows.method, lengths, strict=True)
+    ]
+    rows = rows.assign(noise=[f"{n}: {d}" if r else n for n, d, r in zip(rows.noise, details, repeated, strict=True)])
+    places = range(len(rows) - 1, -1, -1)
+    for place, record in zip(places, rows.itertuples(), strict=True):
+        row: Any = record
+        bad, control = row.verdict == "VIOLATED", row.assumptions != "met"
+        color = "#B00020" if bad else "#0072B2"
+        excess = row.estimate - row.bound
+        axes.hlines(place, 0, excess, color=color, lw=1.2)
+        label = ("VIOLATED" if bad else "HOLDS") + (", control" if control else "")
+        handles[label] = axes.scatter(
+            [excess],
+            [place],
+            marker="X" if bad else "o",
+            s=42,
+            edgecolors=color,
+            facecolors="white" if control else color,
+            zorder=3,
+        )
+    axes.axvline(0, color="black", ls="--", lw=1.6)
+    axes.set_xscale("symlog", linthresh=1e-3)
+    edge = max(1e-2, float((rows.estimate - rows.bound).abs().max())) * 5
+    axes.set_xlim(-edge, edge)
+    axes.set_yticks(
+        list(places),
+        [f"{name} †" if a != "met" else name for name, a in zip(rows.noise, rows.assumptions, strict=True)],
+        fontsize=8,
+    )
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.set_xlabel("worst found - bound, each in its own unit (symmetric log; left of 0 holds)")
+    axes.set_title(claim_id, fontsize=9.5, loc="left")
+    axes.grid(True, axis="x", color="0.9", lw=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(_few_ticks(edge))
+
+
+def _few_ticks(edge: float) -> Any:
+    """Ticks of a symmetric logarithmic axis at few enough powers of ten to be read."""
+    from matplotlib.ticker import FixedLocator
+
+    top = math.floor(math.log10(edge))
+    step = max(1, (top + 3) // 4)
+    powers = [10.0**k for k in range(top, -4, -step)]
+    return FixedLocator([-p for p in powers] + [0.0] + powers)
 
 
 def _series_styles(rows: pd.DataFrame) -> dict[str, tuple[str, str]]:
@@ -96,7 +163,9 @@ def _series_styles(rows: pd.DataFrame) -> dict[str, tuple[str, str]]:
 
 def _series(rows: pd.DataFrame) -> list[tuple[Any, str]]:
     """Rows by noise and whatever constants vary, each with its label."""
-    varying = [name for name in _CONSTANTS if rows[name].nunique(dropna=True) > 1]
+    # A study's subject says already what varies in it.
+    studies = (rows.estimator == "study").all()
+    varying = [] if studies else [name for name in _CONSTANTS if rows[name].nunique(dropna=True) > 1]
     found = []
     for key, group in rows.groupby(["noise", *varying], sort=False, dropna=False):
         noise, *values = key
@@ -114,7 +183,11 @@ def _draw_panel(
     from theory_lab.catalog import find
     from theory_lab.claims import Claim
 
+    if _is_search(rows):
+        _draw_findings(axes, rows, claim_id, handles)
+        return
     claim = find(claim_id)
+    rows = rows[rows.length.notna()].assign(length=lambda frame: frame.length.astype("int64"))
     bound_text = claim.bound_text.split(";")[0]
     axes.set_title(f"{claim.id}\n{bound_text}", fontsize=9.5, loc="left")
     positive = rows[rows.estimate > 0]

@@ -8,10 +8,10 @@ __all__ = ["STUDIES", "Finding", "Piece", "Request", "Study"]
 
 
 def _collect() -> dict[str, Study]:
-    from theory_lab.studies import ours, tda
+    from theory_lab.studies import asentmax, eta, ours, tda
 
     found: dict[str, Study] = {}
-    for module in (tda, ours):
+    for module in (tda, asentmax, eta, ours):
         for study in module.STUDIES:
             assert study.id not in found, study.id
             found[study.id] = study
