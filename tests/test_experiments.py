@@ -97,7 +97,12 @@ def test_sequential_stops_when_decided_or_spent() -> None:
 
 
 def test_sequential_resumes_to_the_same_rows(tmp_path) -> None:
-    asked = {"noise": ["gaussian", "two-point"], "length": [2, 10**4], "budget": Budget(trials=10**7)}
+    asked = {
+        "claims": ["tda-4.3", "tda-4.6"],
+        "noise": ["gaussian", "two-point"],
+        "length": [2, 10**4],
+        "budget": Budget(trials=10**7),
+    }
     results = [name for name in COLUMNS if name != "seconds"]
     first = theory_lab.check(**asked, out=tmp_path / "r")
     again = theory_lab.check(**asked, out=tmp_path / "r", resume=True)

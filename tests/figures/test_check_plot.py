@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib.image as image
 import numpy as np
 import pytest
+from matplotlib.collections import PathCollection
 
 import theory_lab
 from theory_lab.errors import InputError, StoreError
@@ -16,7 +17,10 @@ from theory_lab.figures import check_plot
 @pytest.fixture(scope="module")
 def rows():
     return theory_lab.check(
-        noise=["gaussian", "two-point", "laplace", "rademacher", "any"], length=[2, 8, 512, 2**20], trials=20_000
+        ["tda-4.3", "tda-4.6"],
+        noise=["gaussian", "two-point", "laplace", "rademacher", "any"],
+        length=[2, 8, 512, 2**20],
+        trials=20_000,
     )
 
 
@@ -53,13 +57,20 @@ def test_what_is_drawn(rows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_nothing_but_zeros(tmp_path: Path) -> None:
-    zeros = theory_lab.check(noise="rademacher", length=[100, 1000])
+    zeros = theory_lab.check("tda-4.3", noise="rademacher", length=[100, 1000])
     check_plot.plot_check(zeros, str(tmp_path / "p.png"))
     assert (tmp_path / "p.png").exists()
 
 
 def test_one_length_and_many_constants(tmp_path: Path) -> None:
-    many = theory_lab.check(noise="gaussian", length=100, kappa=[0.5, 1, 2], rho=[0, 0.2], trials=1000)
+    many = theory_lab.check(
+        ["tda-4.3", "tda-4.6", "tda-4.6-correlated"],
+        noise="gaussian",
+        length=100,
+        kappa=[0.5, 1, 2],
+        rho=[0, 0.2],
+        trials=1000,
+    )
     check_plot.plot_check(many, str(tmp_path / "p.png"))
 
 
@@ -77,3 +88,21 @@ def test_full_disk(rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(StoreError, match="No space left"):
         check_plot.plot_check(rows, str(tmp_path / "p.png"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_findings_of_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims without a length: each finding's distance from its bound, on the right where it is violated."""
+    rows = theory_lab.check("ours-independence-horizon", rho=[0.3], trials=4096).assign(length=None, estimator="study")
+    kept = []
+    monkeypatch.setattr(check_plot, "_save", lambda figure, path, rows: kept.append(figure))
+    check_plot.plot_check(rows, str(tmp_path / "p.png"))
+    dots = [found for found in kept[0].axes[0].collections if isinstance(found, PathCollection)]
+    drawn = [float(found.get_offsets()[0][0]) for found in dots]
+    assert drawn == pytest.approx((rows.estimate - rows.bound).tolist())
+
+
+def test_crowded_labels_are_spread() -> None:
+    placed = check_plot._spread([0.5, 0.5, 0.5, 0.9], 0.1)
+    assert placed == pytest.approx([0.4, 0.5, 0.6, 0.9])
+    assert check_plot._spread([0.0, 0.0], 0.1)[0] >= 0
+    assert check_plot._spread([1.0, 1.0], 0.1)[-1] <= 1
