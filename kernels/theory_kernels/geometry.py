@@ -110,8 +110,10 @@ def _remembered(key: tuple, device: torch.device, make: Callable[[], torch.Tenso
         return make()
     table = _TABLES.get(key)
     if table is None:
-        table = make()
-        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        # A tensor made in inference mode could not be saved for a later backward.
+        with torch.inference_mode(False):
+            table = make()
+        if type(table) is torch.Tensor and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             if len(_TABLES) >= _MAX_TABLES:
                 _TABLES.pop(next(iter(_TABLES)))
             _TABLES[key] = table

@@ -74,6 +74,32 @@ def test_compile(device: torch.device) -> None:
     torch.testing.assert_close(grads[1], grads[0])
 
 
+@pytest.mark.parametrize("implementation", ["reference", "chunked", "triton"])
+def test_training_after_inference(implementation: str, device: torch.device, triton: str) -> None:
+    """What a call in inference mode remembers must be fit for a later backward."""
+    q, k, _, _, v = _operands(device, True)
+    options = {"beta": 0.123, "kappa": 1.7, "implementation": implementation}
+    with torch.inference_mode():
+        first = threshold_attention(q.detach(), k.detach(), v.detach(), **options)
+    out = threshold_attention(q, k, v, **options)
+    assert torch.equal(first, out)
+    for grad in torch.autograd.grad(out.sum(), (q, k, v)):
+        assert torch.isfinite(grad).all()
+
+
+@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+def test_fake_tensors(implementation: str) -> None:
+    """Shapes can be traced without data, and tracing leaves nothing behind that a real call would meet."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    options = {"beta": 0.456, "kappa": 1.3, "implementation": implementation}
+    with FakeTensorMode():
+        x = torch.empty(1, 2, 12, 16)
+        assert threshold_attention(x, x, x, **options).shape == (1, 2, 12, 16)
+    x = torch.ones(1, 2, 12, 16)
+    assert torch.isfinite(threshold_attention(x, x, x, **options)).all()
+
+
 def test_autocast(device: torch.device) -> None:
     q, k, _, _, v = _operands(device, False)
     with torch.autocast(device.type, dtype=torch.bfloat16):

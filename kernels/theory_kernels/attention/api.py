@@ -202,7 +202,10 @@ def _per_head(name: str, value: float | torch.Tensor, q: torch.Tensor) -> torch.
     if not isinstance(value, torch.Tensor):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
-        return constant(float(value), heads, dtype, q.device)
+        if type(q) in (torch.Tensor, torch.nn.Parameter):
+            return constant(float(value), heads, dtype, q.device)
+        # Subclasses (fake tensors of a tracer, say) must not meet remembered plain ones.
+        return torch.full((heads,), float(value), dtype=dtype, device=q.device)
     if not value.is_floating_point():
         raise TypeError(f"{name} must have a floating-point dtype, got {value.dtype}")
     if value.numel() != 1 and value.shape != (heads,):

@@ -60,7 +60,8 @@ def weights(
         q, k = unit_rows(q), unit_rows(k)
     score = q @ k.repeat_interleave(group, 1).transpose(-1, -2)
     n = visible_counts(geometry, q.device)
-    c = tau_coefficients(geometry.max_k, kappa, head_dim, q.dtype, q.device)[n]
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    c = tau_coefficients(geometry.max_k, kappa, head_dim, torch.float64, q.device).to(wide)[n]
     tau = beta.to(c.dtype)[None, :, None] * c[:, None, :]
     mask = visible_mask(geometry, 0, q.shape[2], k.shape[2], q.device)[:, None]
     # The mask comes before the threshold: with a negative one, a masked score of 0 would survive.
