@@ -60,7 +60,7 @@ def plot_phase(frame: pd.DataFrame, path: str) -> None:
             part = frame[(frame.law == law) & (frame.mechanism == mechanism)]
             table = part.pivot_table(index="scale", columns="length", values="normalized_entropy")
             x, y = np.log2(np.asarray(table.columns, float)), np.log2(np.asarray(table.index, float))
-            # Monotone in lightness, so that it survives a grey print.
+            # Monotone in lightness, so that it survives a gray print.
             mesh = axes.pcolormesh(x, y, table.to_numpy(), cmap="cividis", vmin=0.0, vmax=1.0, shading="nearest")
             empty = part[part.dead_rows > 0.5]
             axes.scatter(np.log2(empty.length), np.log2(empty.scale), s=2.0, color="#9a9a9a", linewidths=0)
