@@ -75,6 +75,7 @@ def test_worst_case_of_a_million_keys() -> None:
     row = theory_lab.check("tda-4.3", length=10**6, estimator="worst-case").iloc[0]
     assert row.ci_low == pytest.approx(0.999999, abs=1e-8)
     assert row.ci_low <= row.ci_high <= 1.0
+    assert "gap to the certificate" in row.note
 
 
 def test_kappa_above_length_is_legal() -> None:

@@ -12,6 +12,7 @@ import math
 import time
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from theory_lab.catalog import find
 from theory_lab.claims import CLAIMS, Claim, Point, get_claim
@@ -137,15 +138,26 @@ def _wanted_studies(settings: Settings) -> list[Study]:
     return [study for study in STUDIES.values() if settings.given() <= set(study.parameters)]
 
 
-def evaluate(case: Case) -> tuple[float, Interval, str, float]:
-    """Estimate, interval, method and seconds of a case without randomness."""
+class Evaluation(NamedTuple):
+    """What is known of a case without randomness."""
+
+    estimate: float
+    interval: Interval
+    method: str
+    note: str
+    seconds: float
+
+
+def evaluate(case: Case) -> Evaluation:
+    """Evaluate a case that needs no draws: ``exact`` or ``worst-case``."""
     started = time.perf_counter()
     if case.estimator == "exact":
         value = case.claim.exact(case.point)
         if value is None:
             raise InputError("estimator", "exact", f"{case.claim.id} has no exact value for noise '{case.point.noise}'")
-        return value, Interval(value, value, "exact"), "exact", time.perf_counter() - started
+        return Evaluation(value, Interval(value, value, "exact"), "exact", "", time.perf_counter() - started)
     found = sandwich(case.point, case.claim.statistic)
     ends = Interval(found.lower, found.upper, "sandwich")
     method = f"sandwich: two-point witness, {found.certificate.kind} certificate"
-    return found.lower, ends, method, time.perf_counter() - started
+    note = f"the worst law has P(X > tau) = {found.probability:.7g}; gap to the certificate {found.gap:.1e}"
+    return Evaluation(found.lower, ends, method, note, time.perf_counter() - started)

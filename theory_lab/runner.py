@@ -196,7 +196,7 @@ class Runner:
     def _interval(self, case: Case, error: float) -> Interval:
         cell = case.cell(self._settings.seed)
         if cell is None:
-            return self._certain[case][1]
+            return self._certain[case].interval
         work = self._works[cell]
         return interval(work.sample(), error, work.looks, case.bound)
 
@@ -302,13 +302,14 @@ class Runner:
         point, cell = case.point, case.cell(self._settings.seed)
         exact = case.claim.exact(point)
         if cell is None:
-            estimate, _, method, seconds = self._certain[case]
+            known = self._certain[case]
+            estimate, method, note, seconds = known.estimate, known.method, known.note, known.seconds
             trials, standard_error = 0, 0.0 if case.estimator == "exact" else math.nan
         else:
             work = self._works[cell]
             sample = work.sample()
             estimate, trials, seconds = sample.estimate, sample.trials, work.seconds
-            standard_error, method = sample.standard_error, decision.interval.method
+            standard_error, method, note = sample.standard_error, decision.interval.method, ""
         return {
             "claim": case.claim.id,
             "noise": point.noise,
@@ -334,7 +335,7 @@ class Runner:
             "slack": _slack(estimate, case.bound),
             "verdict": str(decision.verdict),
             "assumptions": "; ".join(case.claim.unmet(point)) or "met",
-            "note": "",
+            "note": note,
             **self._common(seconds),
         }
 
