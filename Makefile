@@ -1,5 +1,5 @@
 # `make check` and `make test` set everything up by themselves; the rest builds on their virtual environment.
-PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(if $(shell command -v python$(v) 2>/dev/null && python$(v) -c pass 2>/dev/null),python$(v))) python3)
+PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(if $(shell python$(v) -c 'print(1)' 2>/dev/null),python$(v))) python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt

@@ -123,7 +123,7 @@ def test_interrupt_hands_over_finished_rows() -> None:
         def __init__(self) -> None:
             self.finished = 0
 
-        def advance(self, finished: int, seconds: float) -> None:
+        def advance(self, finished: int, work: float) -> None:
             self.finished += finished
             if self.finished == 2:
                 raise KeyboardInterrupt

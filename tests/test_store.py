@@ -39,7 +39,7 @@ class Listener(theory_lab.experiments.Silent):
         self.said: list[str] = []
         self.done = -1
 
-    def start(self, cells: int, done: int) -> None:
+    def start(self, cells: int, done: int, work: float) -> None:
         self.done = done
 
     def say(self, message: str) -> None:

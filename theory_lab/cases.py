@@ -128,8 +128,24 @@ def build_pieces(settings: Settings) -> tuple[list[Piece], list[str]]:
                 raise InputError("claim", study.id, "it needs torch: pip install 'theory-lab[torch]'")
             skipped.append(f"{study.id} is not checked: it needs torch (pip install 'theory-lab[torch]')")
             continue
-        pieces += study.plan(request)
-    return pieces, skipped
+        planned = study.plan(request)
+        if not planned and settings.claims:
+            given = ", ".join(sorted(settings.given())) or "these options"
+            raise InputError("claim", study.id, f"it has nothing to check with the {given} asked for")
+        pieces += planned
+    return pieces, skipped + _ignored(settings)
+
+
+def _ignored(settings: Settings) -> list[str]:
+    """One line for each named claim that does not depend on an option that was given."""
+    lines = []
+    for name in settings.claims:
+        idle = sorted(settings.given() - set(find(name).parameters))
+        if name in STUDIES and settings.estimator != "auto":
+            idle.append("estimator")
+        if idle:
+            lines.append(f"{name} does not depend on {', '.join(idle)}, which it ignores")
+    return lines
 
 
 def _wanted_studies(settings: Settings) -> list[Study]:

@@ -349,7 +349,11 @@ def audit_command(papers: tuple[str, ...], form: str) -> int:
     names = list(dict.fromkeys(papers)) or audit.papers()
     for name in names:
         audit.load(name)  # a wrong name or broken data is found before anything is measured
-    frame = pd.concat([audit.audit(name) for name in names])
+    frames = []
+    for name in names:
+        click.echo(f"theory-lab: auditing {name}, with the checks that its statements ask for", err=True)
+        frames.append(audit.audit(name))
+    frame = pd.concat(frames)
     if form == "table":
         from theory_lab.render_audit import print_audit
 

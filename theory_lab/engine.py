@@ -139,6 +139,11 @@ class Engine:
 
     def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[TaskResult]:
         """Yield results as they finish; after ``deadline`` (``time.monotonic``) no further task is begun."""
+        here = [task for task in tasks if isinstance(task, PieceTask) and task.piece.local]
+        for own in here:
+            if time.monotonic() < deadline:
+                yield run_task(own)
+        tasks = [task for task in tasks if task not in here] if here else tasks
         executor = self._executor(tasks)
         if executor is None:
             for task in tasks:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from theory_lab.experiments import Progress
+    from theory_lab.settings import Progress
 
 
 def make_progress(quiet: bool = False) -> Progress:
@@ -25,74 +25,81 @@ class Lines:
     def __init__(self, every: float = 10.0) -> None:
         self._every = every
         self._cells = self._done = 0
+        self._work = self._worked = 0.0
         self._started = self._last = time.monotonic()
 
-    def start(self, cells: int, done: int) -> None:
-        """See :class:`theory_lab.experiments.Progress`."""
-        self._cells, self._done = cells, done
+    def start(self, cells: int, done: int, work: float) -> None:
+        """See :class:`theory_lab.settings.Progress`."""
+        self._cells, self._done, self._work = cells, done, work
         self._started = self._last = time.monotonic()
         if self._every < float("inf") and cells:
             found = f", {done} of them found in the results folder" if done else ""
             self.say(f"to draw: {cells} cells{found}")
 
-    def advance(self, finished: int, seconds: float) -> None:
-        """See :class:`theory_lab.experiments.Progress`."""
+    def advance(self, finished: int, work: float) -> None:
+        """See :class:`theory_lab.settings.Progress`."""
         self._done += finished
+        self._worked += work
         now = time.monotonic()
         if now - self._last >= self._every:
             self._last = now
-            rate = self._done / max(now - self._started, 1e-9)
-            left = (self._cells - self._done) / rate if rate else float("nan")
-            self.say(f"{self._done} of {self._cells} cells, {rate:.1f} a second, about {left:.0f} s left")
+            # Cells differ a thousandfold in cost, so that their number says little about the time left.
+            share = self._worked / self._work if self._work else 1.0
+            left = (now - self._started) * (1.0 / share - 1.0) if share else float("nan")
+            self.say(f"{self._done} of {self._cells} cells, {share:.0%} of the work, about {left:.0f} s left")
 
     def say(self, message: str) -> None:
-        """See :class:`theory_lab.experiments.Progress`."""
+        """See :class:`theory_lab.settings.Progress`."""
         sys.stderr.write(f"theory-lab: {message}\n")
         sys.stderr.flush()
 
     def stop(self) -> None:
-        """See :class:`theory_lab.experiments.Progress`."""
+        """See :class:`theory_lab.settings.Progress`."""
 
 
 class Bar:
-    """A bar with rate and time left; it vanishes when the run ends."""
+    """A bar of the work done, with cells, rate and time left; it vanishes when the run ends."""
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
         self._bar = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("cells, {task.fields[rate]}"),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[cells]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task("checking", total=None, rate="")
+        self._task = self._bar.add_task("checking", total=None, cells="")
         self._started = time.monotonic()
-        self._finished = 0
+        self._cells = self._done = self._found = 0
 
-    def start(self, cells: int, done: int) -> None:
-        """See :class:`theory_lab.experiments.Progress`."""
+    def start(self, cells: int, done: int, work: float) -> None:
+        """See :class:`theory_lab.settings.Progress`."""
         self._bar.start()
         self._started = time.monotonic()
-        self._bar.update(self._task, total=cells, completed=done)
+        self._cells, self._done, self._found = cells, done, done
+        self._bar.update(self._task, total=work, cells=self._text())
 
-    def advance(self, finished: int, seconds: float) -> None:
-        """See :class:`theory_lab.experiments.Progress`."""
-        self._finished += finished
-        rate = self._finished / max(time.monotonic() - self._started, 1e-9)
-        self._bar.update(self._task, advance=finished, rate=f"{rate:.1f}/s")
+    def advance(self, finished: int, work: float) -> None:
+        """See :class:`theory_lab.settings.Progress`."""
+        self._done += finished
+        self._bar.update(self._task, advance=work, cells=self._text())
+
+    def _text(self) -> str:
+        rate = (self._done - self._found) / max(time.monotonic() - self._started, 1e-9)
+        return f"{self._done} of {self._cells} cells, {rate:.1f}/s"
 
     def say(self, message: str) -> None:
-        """See :class:`theory_lab.experiments.Progress`."""
+        """See :class:`theory_lab.settings.Progress`."""
         self._bar.console.print(f"theory-lab: {message}", highlight=False, markup=False)
 
     def stop(self) -> None:
-        """See :class:`theory_lab.experiments.Progress`."""
+        """See :class:`theory_lab.settings.Progress`."""
         self._bar.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,8 @@ def number(value: float | None) -> str:
     """Four significant digits; what is just below 1 by its distance from it."""
     if value is None or math.isnan(value):
         return "-"
+    if value == 0:
+        return "0"  # and not -0
     if 0.9999 < value < 1.0 and 1.0 - value > 1e-14:
         return f"1 - {1.0 - value:.1e}"
     return f"{value:.4g}"
@@ -71,7 +74,11 @@ def length_text(n: Any) -> str:
 
 def _console() -> Console:
     # Without a terminal rich assumes 80 columns and would cut the table.
-    return Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    columns = os.environ.get("COLUMNS", "")
+    return Console(width=int(columns) if columns.isascii() and columns.isdigit() and int(columns) else _LOG_WIDTH,
+                   highlight=False)  # fmt: skip
 
 
 def _table(*columns: tuple[str, str], title: str = "") -> Table:
@@ -109,17 +116,23 @@ def _verdict(text: str, label: str = "") -> str:
 
 def _fields(row: Any, verdict: str) -> dict[str, str]:
     """What a line can show, by column title."""
+    sure = row.estimator == "study" and row.ci_low == row.ci_high
     return {
         "estimator": row.estimator,
         "estimate": number(row.estimate),
-        "interval": f"{number(row.ci_low)} to {number(row.ci_high)}",
+        # What a search or a closed form found has no interval.
+        "interval": "-" if sure else f"{number(row.ci_low)} to {number(row.ci_high)}",
+        "trials": f"{row.trials:,}",
         "exact": number(row.exact),
         "bound": number(row.bound),
-        "estimate/bound": number(row.slack),
+        "estimate/bound": "-" if row.estimator == "study" and row.bound < 1e-6 else number(row.slack),
         "verdict": verdict,
         "note": escape("; ".join(text for text in (row.assumptions, row.note) if text not in ("", "met"))),
     }
 
+
+#: Columns to show for studies alone.
+_STUDY_LAYOUT = ("trials", "estimate", "interval", "exact", "bound", "estimate/bound", "verdict")
 
 #: Columns to show, from a wide terminal to a narrow one.
 _LAYOUTS = (
@@ -137,7 +150,9 @@ def _print_widest(
 ) -> None:
     """Print the first layout that fits; a claim's lines are set apart from the next one's."""
     noted = notes and any(fields["note"] for _, fields in lines)
-    for layout in [(*_LAYOUTS[1], "note"), *_LAYOUTS] if noted else _LAYOUTS:
+    widest = _STUDY_LAYOUT if all(fields["estimator"] == "study" for _, fields in lines) else _LAYOUTS[1]
+    layouts = [*([(*widest, "note")] if noted else []), *([widest] if widest is _STUDY_LAYOUT else []), *_LAYOUTS]
+    for layout in layouts:
         sides = [(name, {"note": "w", "estimator": "l", "verdict": "l"}.get(name, "r")) for name in layout]
         table = _table(*head, *sides)
         for index, (cells, fields) in enumerate(lines):
@@ -195,26 +210,36 @@ def _print_summary(console: Console, rows: pd.DataFrame, constants: list[str]) -
 def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> None:
     from theory_lab.catalog import find
 
-    fixed = [f"{_WORDS.get(n, n)} = {number(rows[n].dropna().iloc[0])}" for n in _CONSTANTS
+    fixed = [f"{_WORDS.get(n, n)} = {number(rows[n].dropna().iloc[0])}" for n in (*_CONSTANTS, "lambda")
              if rows[n].nunique() == 1 and (n != "key_rho" or rows[n].dropna().iloc[0] != 0)]  # fmt: skip
     names = list(dict.fromkeys(rows.claim))
     lines = [f"{name}: {find(name).bound_text} ({find(name).source})" for name in names]
     counts = ", ".join(f"{(rows.verdict == v).sum()} {v}" for v in _STYLES if (rows.verdict == v).any())
     theorems = rows[(rows.trials > 0) & (rows.estimator != "study")]
-    error = _precision(theorems, "")
     studies = rows[(rows.standard_error > 0) & (rows.estimator == "study") & (rows.method != "trend")]
-    if len(studies):
-        error += _precision(studies, " of a study") if theorems.empty else ";" + _precision(studies, " of a study")
+    errors = [_precision(theorems, ""), _precision(studies, " of a study")]
+    error = "; ".join(text.strip() for text in errors if text) or "no random estimate"
     scale = f" Bounds are scaled by {number(settings.bound_scale)}." if settings.bound_scale != 1 else ""
     lines += [
         f"Constants: {', '.join(fixed) or 'none'}. Seed {settings.seed}; {error.strip()}.{scale}",
         f"Verdicts: {counts}. VIOLATED: the interval lies above the bound; HOLDS: its upper end is at most "
-        f"{1 + settings.tolerance:g} x bound (tolerance {settings.tolerance:g}). The chance that any verdict here is "
-        f"wrong is at most {settings.alpha:g} (Holm).",
+        f"{1 + settings.tolerance:g} x bound (tolerance {settings.tolerance:g}). The chance that any verdict on "
+        f"random draws here is wrong is at most {settings.alpha:g} (Holm).",
     ]
     if rows.method.isin(["student", "trend"]).any():
         lines.append("Intervals of the methods student and trend (fitted limits, and crowded rows) are asymptotic.")
     outside = rows[rows.assumptions != "met"]
+    searches = rows[(rows.estimator == "study") & (rows.method != "trend") & ~(rows.standard_error > 0)]
+    if len(searches):
+        lines.append(
+            "What searches and closed forms found has no interval; HOLDS of a search says that none of its cases is a "
+            "counterexample, not that there is none."
+        )
+    undecided = rows[rows.verdict == "INCONCLUSIVE"]
+    for record in undecided.head(10).itertuples():
+        row: Any = record
+        found = f"{number(row.ci_low)} to {number(row.ci_high)} against {number(row.bound)}"
+        lines.append(f"INCONCLUSIVE: {row.claim}, {row.noise}, n = {length_text(row.length)}: {found}")
     refuted = rows[(rows.assumptions == "met") & (rows.verdict == "VIOLATED") & (rows.note != "")]
     lines += [f"VIOLATED: {row.claim}, {row.noise}: {row.note}" for row in refuted.head(10).itertuples()]
     if len(outside):
@@ -235,7 +260,7 @@ def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> No
 def _precision(rows: pd.DataFrame, what: str) -> str:
     """Largest relative standard error of some rows, in words."""
     if rows.empty:
-        return "no random estimate"
+        return ""
     relative = rows.relative_error.max()
     if math.isnan(relative):
         return f"no event seen in any row{what}"
@@ -246,11 +271,16 @@ def _precision(rows: pd.DataFrame, what: str) -> str:
 
 
 def print_claims(claims: list[Statement]) -> None:
-    """List claims."""
-    table = _table(("claim", "l"), ("kind", "l"), ("source", "w"), ("bound", "l"), ("exact value", "w"))
+    """List claims; a narrow terminal gets their names and bounds alone."""
+    console = _console()
+    wide = console.width >= 120
+    columns = [("claim", "l"), ("kind", "l"), ("source", "w"), ("bound", "w"), ("exact value", "w")]
+    table = _table(*(columns if wide else (columns[0], columns[3])))
+    table.columns[0].min_width = max(len(claim.id) for claim in claims)
     for claim in claims:
-        table.add_row(*map(escape, (claim.id, claim.kind, claim.source, claim.bound_text, claim.exact_text)))
-    _console().print(table)
+        cells = (claim.id, claim.kind, claim.source, claim.bound_text, claim.exact_text)
+        table.add_row(*map(escape, cells if wide else (cells[0], cells[3])))
+    console.print(table)
 
 
 def print_claim(claim: Statement) -> None:

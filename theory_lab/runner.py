@@ -104,9 +104,11 @@ class Runner:
         cells = [task for work in self._works.values() for task in plan_tasks(work.cell, work.target, work.blocks)]
         pieces = self._piece_tasks()
         total = len(self._works) + len(self._pieces)
-        self._progress.start(total, total - len({task.cell for task in cells}) - len(pieces))
         # Long pieces first: they cannot be cut, and would leave a worker alone at the end.
-        self._draw(engine, [*pieces, *cells])
+        tasks: list[Task | PieceTask] = [*pieces, *cells]
+        found = total - len({task.cell for task in cells}) - len(pieces)
+        self._progress.start(total, found, sum(task.seconds for task in tasks))
+        self._draw(engine, tasks)
 
     def _piece_tasks(self) -> list[PieceTask]:
         missing = [piece for piece in self._pieces if piece not in self._findings]
@@ -124,7 +126,8 @@ class Runner:
             first = SAMPLERS[work.cell.estimator].block_trials(work.cell)
             work.target = int(min(first, max(1, default_trials(work.cell) >> 4), cap))
         pieces = self._piece_tasks()
-        self._progress.start(len(self._works) + len(pieces), 0)
+        # How much a sequential run will draw is not known; its cells are what can be counted.
+        self._progress.start(len(self._works) + len(pieces), 0, float(len(self._works) + len(pieces)))
         self._draw(engine, pieces, deadline)
         active = list(self._works.values())
         while active and time.monotonic() < deadline:
@@ -149,7 +152,7 @@ class Runner:
                     work.blocks = before[work.cell]
             undecided = self._undecided_cells()
             left = [w for w in affordable if w.cell in undecided and w.trials == w.target and w.target < cap]
-            self._progress.advance(len(active) - len(left), 0.0)
+            self._progress.advance(len(active) - len(left), float(len(active) - len(left)))
             for work in left:
                 work.target = int(min(2 * work.target, cap))
             active = left
@@ -177,7 +180,7 @@ class Runner:
             self._findings[piece] = result.findings, result.seconds
             if self._store is not None:
                 self._store.save_piece(piece, self._settings.seed, result.findings, result.seconds)
-            self._progress.advance(1, result.seconds)
+            self._progress.advance(1, result.task.seconds if self._settings.budget is None else 1.0)
             return
         work = self._by_digest[result.task.cell.digest]
         work.blocks = merge(work.blocks, result.blocks)
@@ -186,7 +189,8 @@ class Runner:
         work.pending -= 1
         if work.pending == 0:
             self._save(work)
-        self._progress.advance(int(count and work.pending == 0), result.seconds)
+        if count:
+            self._progress.advance(int(work.pending == 0), result.task.seconds)
 
     def _save(self, work: Work) -> None:
         if self._store is not None and not work.saved and work.blocks:

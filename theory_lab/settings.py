@@ -38,11 +38,11 @@ GRID_DEFAULTS: dict[str, tuple[Any, ...]] = {
 class Progress(Protocol):
     """What a run tells its user."""
 
-    def start(self, cells: int, done: int) -> None:
-        """Work begins on ``cells`` cells, of which ``done`` were found finished."""
+    def start(self, cells: int, done: int, work: float) -> None:
+        """Work begins on ``cells`` cells, of which ``done`` were found; ``work`` is the rough cost of the rest."""
 
-    def advance(self, finished: int, seconds: float) -> None:
-        """``finished`` more cells are complete; ``seconds`` of computing went by."""
+    def advance(self, finished: int, work: float) -> None:
+        """``finished`` more cells are complete, and ``work`` of the cost is done."""
 
     def say(self, message: str) -> None:
         """Something worth a line happened."""
@@ -54,10 +54,10 @@ class Progress(Protocol):
 class Silent:
     """Progress that shows nothing."""
 
-    def start(self, cells: int, done: int) -> None:
+    def start(self, cells: int, done: int, work: float) -> None:
         """Do nothing."""
 
-    def advance(self, finished: int, seconds: float) -> None:
+    def advance(self, finished: int, work: float) -> None:
         """Do nothing."""
 
     def say(self, message: str) -> None:

@@ -84,6 +84,7 @@ def test_weak_threshold_is_a_control_and_disperses() -> None:
 def test_lambda_matters_and_is_reported() -> None:
     rows = theory_lab.check("tda-4.7", noise="gaussian", lam=[0.1, 0.9], length=[64], trials=4000, workers=1)
     assert rows["lambda"].tolist() == [0.1, 0.9]
+    assert rows.noise.tolist() == ["gaussian, lambda 0.1", "gaussian, lambda 0.9"]
     assert rows.estimate.nunique() == 2
 
 
@@ -106,7 +107,7 @@ def test_table1_is_measured() -> None:
     rows = theory_lab.check("tda-table1", workers=1)
     assert (rows.verdict == "HOLDS").all(), rows[rows.verdict != "HOLDS"][["noise", "note"]]
     stated = rows[rows.method.str.contains("measured: ") & ~rows.method.str.contains("all four")]
-    assert sorted(set(stated.noise)) == ["softmax", "tda", "tra"]
+    assert sorted({subject.split(":")[0] for subject in stated.noise}) == ["softmax", "tda", "tra"]
     assert len(stated) == 12
 
 
@@ -120,3 +121,55 @@ def test_table1_without_torch_is_skipped_or_refused(monkeypatch: pytest.MonkeyPa
     assert any("tda-table1" in line and "torch" in line for line in skipped)
     with pytest.raises(InputError, match="needs torch"):
         cases.build_pieces(Settings(claims=("tda-table1",)))
+
+
+def test_own_mechanisms_join_and_may_fail() -> None:
+    """One registered in this process is measured here, whatever the workers know; one that fails spares the others."""
+    pytest.importorskip("torch", reason="the mechanisms are torch modules")
+    from theory_lab.attention import register, unregister
+    from theory_lab.attention.softmax import Softmax
+
+    class Mine(Softmax):
+        """A copy of softmax."""
+
+    class Broken(Softmax):
+        """Cannot be made."""
+
+        @classmethod
+        def sample(cls, *_: object, **__: object):
+            raise RuntimeError("boom")
+
+    register("mine", Mine)
+    register("broken", Broken)
+    try:
+        rows = theory_lab.check("tda-table1", workers=2)
+    finally:
+        unregister("mine")
+        unregister("broken")
+    assert rows[rows.noise == "mine"].verdict.tolist() == ["HOLDS"]
+    broken = rows[rows.noise == "broken"].iloc[0]
+    assert broken.verdict == "INCONCLUSIVE"
+    assert "RuntimeError: boom" in broken.note
+    assert len(rows) == 32
+
+
+def test_named_claims_with_nothing_to_check_are_refused() -> None:
+    for claim, asked in (
+        ("ours-slack", {"noise": "student-t(3)"}),
+        ("ours-sharp-threshold", {"noise": "rademacher"}),
+        ("ours-independence-horizon", {"rho": -0.5}),
+        ("tda-4.7", {"noise": "any"}),
+    ):
+        with pytest.raises(InputError, match="nothing to check"):
+            theory_lab.check(claim, **asked)
+    with pytest.raises(InputError, match="survivors"):
+        theory_lab.check("tda-4.7", noise="gaussian", kappa=1e12)
+
+
+def test_ignored_options_are_named() -> None:
+    from theory_lab.cases import build_pieces
+    from theory_lab.settings import Settings
+
+    said = build_pieces(Settings(claims=("tda-4.7",), noise=("gaussian",), rho=(0.9,), length=(64,)))[1]
+    assert said == ["tda-4.7 does not depend on rho, which it ignores"]
+    assert build_pieces(Settings(claims=("tda-4.6",), noise=("gaussian",), rho=(0.9,), length=(64,)))[1] == []

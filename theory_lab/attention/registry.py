@@ -54,6 +54,11 @@ def list_mechanisms() -> list[str]:
     return sorted({*_BUILTIN, *_REGISTERED, *_plugins()})
 
 
+def is_local(name: str) -> bool:
+    """Whether a mechanism was registered in this process, and is unknown to any other."""
+    return name in _REGISTERED
+
+
 def register(name: str, mechanism: C) -> C:
     """Make `mechanism` known under `name` for this process.
 

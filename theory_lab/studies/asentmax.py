@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from theory_lab.errors import InputError
 from theory_lab.studies import (
     asentmax_collapse,
     asentmax_dispersion,
@@ -68,6 +69,8 @@ def _plan_paths(request: Request) -> list[Piece]:
 def _plan_collapse(request: Request) -> list[Piece]:
     # The last row belongs to the query group that looks for the needle, hence multiples of four.
     asked = request.length or tuple(1 << k for k in range(6, 21))
+    if min(asked) < 8:
+        raise InputError("length", min(asked), "asentmax-collapse needs rows of at least 8 keys")
     lengths = sorted({min(max(8, -(-n // 4) * 4), 1 << 22) for n in asked})
     return [Piece.of("asentmax-collapse", 0.2 + 1.5e-6 * lengths[-1], lengths=lengths)]
 

@@ -58,11 +58,14 @@ class Piece:
         What is drawn, JSON-serializable, sorted by name; the piece's random streams are keyed by it and the seed.
     cost : float
         Rough seconds.
+    local : bool
+        Whether it rests on what only this process knows, so that no worker can run it.
     """
 
     study: str
     arguments: tuple[tuple[str, Any], ...]
     cost: float = 1.0
+    local: bool = False
 
     @staticmethod
     def of(study: str, cost: float = 1.0, **arguments: Any) -> Piece:

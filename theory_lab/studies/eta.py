@@ -5,6 +5,7 @@ The work is in ``eta_bounds`` (screening of key blocks) and ``eta_rows`` (prunin
 
 from __future__ import annotations
 
+from theory_lab.errors import InputError
 from theory_lab.studies import eta_bounds, eta_rows
 from theory_lab.studies.base import Piece, Request, Study
 
@@ -21,6 +22,8 @@ _BLOCKS = (
 
 def _plan_block_bound(request: Request) -> list[Piece]:
     pieces: list[Piece] = []
+    if request.head_dim and max(request.head_dim) > 256:
+        raise InputError("head_dim", max(request.head_dim), "eta-block-bound searches head dimensions of at most 256")
     asked = request.head_dim and {max(4, d) for d in request.head_dim}  # a key's recipe takes three channels
     for name, dim, keys, cases in _BLOCKS:
         for d in sorted(asked) if asked else (dim,):
