@@ -382,3 +382,12 @@ def test_bugs_are_one_line(cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.returncode == 70
     assert found.stderr.count("\n") == 1
     assert "internal error (RuntimeError: oops)" in found.stderr
+
+
+def test_phase(cli, tmp_path: Path) -> None:
+    """Every bad word is found before the work begins."""
+    for words in (["--rows", "0"], ["--seed", "x"], ["--plot", "p.doc"], ["--out", "numbers.txt"], ["--workers", "0"]):
+        found = cli("phase", *words)
+        assert found.returncode == 2, words
+        assert found.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -145,19 +145,7 @@ class Store:
             raise StoreError(f"out: {self.path}; it cannot be written ({reason}); {advice}") from error
 
     def _write(self, target: Path, fill: Callable[[Any], object]) -> None:
-        """Write a file so that it appears whole or not at all."""
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                fill(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        _write_atomically(target, fill)
 
     def _cell_path(self, cell: Cell) -> Path:
         return self._cells / f"{cell.digest}.parquet"
@@ -282,20 +270,26 @@ def rows_to_parquet(rows: pd.DataFrame, about: str = "{}") -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def write_whole(path: str, content: bytes) -> None:
-    """Write a file so that it appears whole or not at all; StoreError if it cannot be written."""
-    target = Path(path).absolute()
+def _write_atomically(target: Path, fill: Callable[[Any], object]) -> None:
+    """Write a file so that it appears whole, and on the disk, or not at all."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.chmod(name, 0o644)
-            os.replace(name, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        with os.fdopen(handle, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def write_whole(path: str, content: bytes) -> None:
+    """Write a file of the user's so that it appears whole or not at all; StoreError if it cannot be written."""
+    try:
+        _write_atomically(Path(path).absolute(), lambda file: file.write(content))
     except OSError as error:
         raise StoreError(f"out: {path}; it cannot be written ({error.strerror or error})") from error
 
