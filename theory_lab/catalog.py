@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-
 from theory_lab.claims import CLAIMS
 from theory_lab.claims.base import Claim, Statement
-from theory_lab.errors import InputError
+from theory_lab.errors import InputError, hint
 from theory_lab.studies import STUDIES, Study
 
 __all__ = ["CATALOG", "Claim", "Study", "find"]
@@ -26,7 +24,5 @@ CATALOG: dict[str, Statement] = _ordered()
 def find(statement_id: str) -> Statement:
     """Return the statement with that id; InputError, with the nearest id, if there is none."""
     if statement_id not in CATALOG:
-        near = difflib.get_close_matches(statement_id, CATALOG, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise InputError("claim", statement_id, f"{hint}known: {', '.join(CATALOG)}")
+        raise InputError("claim", statement_id, f"{hint(statement_id, CATALOG)}known: {', '.join(CATALOG)}")
     return CATALOG[statement_id]

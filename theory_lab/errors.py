@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+
+def hint(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """``did you mean '...'? `` with the nearest known name, or nothing."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"did you mean '{near[0]}'? " if near else ""
+
 
 class TheoryLabError(Exception):
     """Base of every error raised on purpose; ``exit_code`` is what the command line returns for it."""

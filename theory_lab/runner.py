@@ -76,7 +76,6 @@ class Runner:
         cells = dict.fromkeys(cell for case in cases if (cell := case.cell(settings.seed)) is not None)
         self._works = {cell: Work(cell) for cell in cells}
         self._findings: dict[Piece, tuple[tuple[Finding, ...], float]] = {}
-        self._by_digest = {work.cell.digest: work for work in self._works.values()}
         self._certain = {case: evaluate(case) for case in cases if case.cell(settings.seed) is None}
 
     def load(self) -> None:
@@ -100,7 +99,7 @@ class Runner:
     def fixed(self, engine: Engine) -> None:
         """Draw every cell's trials."""
         for work in self._works.values():
-            work.blocks = _cut(work, work.target)
+            work.blocks = _cut_blocks(work.blocks, work.cell, work.target)
         cells = [task for work in self._works.values() for task in plan_tasks(work.cell, work.target, work.blocks)]
         pieces = self._piece_tasks()
         total = len(self._works) + len(self._pieces)
@@ -162,7 +161,7 @@ class Runner:
     ) -> None:
         for task in tasks:
             if isinstance(task, Task):
-                self._by_digest[task.cell.digest].pending += 1
+                self._works[task.cell].pending += 1
         try:
             for result in engine.run(tasks, deadline):
                 self._take(result, count)
@@ -182,7 +181,7 @@ class Runner:
                 self._store.save_piece(piece, self._settings.seed, result.findings, result.seconds)
             self._progress.advance(1, result.task.seconds if self._settings.budget is None else 1.0)
             return
-        work = self._by_digest[result.task.cell.digest]
+        work = self._works[result.task.cell]
         work.blocks = merge(work.blocks, result.blocks)
         work.seconds += result.seconds
         work.saved = False
@@ -213,14 +212,13 @@ class Runner:
 
     def _undecided_cells(self) -> set[Cell | None]:
         """Cells with a case that has no verdict yet."""
-        cases = self._cases
-        tests = self._tests(cases)
+        tests = self._tests(self._cases)
         for findings, _ in self._findings.values():  # they share the run's error rate
             tests += map(self._finding_test, findings)
         decisions = decide(tests, self._settings.alpha, self._settings.tolerance)
         return {
             case.cell(self._settings.seed)
-            for case, decision in zip(cases, decisions, strict=False)
+            for case, decision in zip(self._cases, decisions, strict=False)
             if decision.verdict is Verdict.INCONCLUSIVE
         }
 
@@ -362,10 +360,6 @@ def _cut_blocks(blocks: Iterable[BlockSum], cell: Cell, trials: int) -> list[Blo
     """The blocks of a run of ``trials`` trials, without what a longer run left in the store."""
     size = SAMPLERS[cell.estimator].block_trials(cell)
     return [b for b in blocks if b.trials == min(size, trials - b.block * size)]
-
-
-def _cut(work: Work, trials: int) -> list[BlockSum]:
-    return _cut_blocks(work.blocks, work.cell, trials)
 
 
 def _contiguous(work: Work) -> list[BlockSum]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-
 from theory_lab.claims import tda
 from theory_lab.claims.base import Claim, Kind, Point, Statistic
-from theory_lab.errors import InputError
+from theory_lab.errors import InputError, hint
 
 __all__ = ["CLAIMS", "Claim", "Kind", "Point", "Statistic", "get_claim"]
 
@@ -16,7 +14,5 @@ CLAIMS: dict[str, Claim] = {claim.id: claim for claim in tda.CLAIMS}
 def get_claim(claim_id: str) -> Claim:
     """Return the claim with that id; InputError, with the nearest id, if there is none."""
     if claim_id not in CLAIMS:
-        near = difflib.get_close_matches(claim_id, CLAIMS, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise InputError("claim", claim_id, f"{hint}known: {', '.join(CLAIMS)}")
+        raise InputError("claim", claim_id, f"{hint(claim_id, CLAIMS)}known: {', '.join(CLAIMS)}")
     return CLAIMS[claim_id]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 
 from theory_lab.claims.base import Point, Statistic
 from theory_lab.claims.tda import exact_consensus, exact_survivors
-from theory_lab.errors import InputError
+from theory_lab.errors import InputError, hint
 from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample, never_exceeds
 from theory_lab.estimation.direct import Direct
 from theory_lab.estimation.importance import Importance
@@ -44,9 +43,8 @@ _ENOUGH_EVENTS = 1e4  # a relative error of 1%
 def validate_estimator(name: str) -> str:
     """Return ``name`` if it is an estimator or ``auto``; InputError, with the nearest name, otherwise."""
     if name not in ESTIMATORS:
-        near = difflib.get_close_matches(str(name), ESTIMATORS, n=1, cutoff=0.4)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise InputError("estimator", name, f"{hint}known: {', '.join(ESTIMATORS)}")
+        nearest = hint(str(name), ESTIMATORS, cutoff=0.4)
+        raise InputError("estimator", name, f"{nearest}known: {', '.join(ESTIMATORS)}")
     return name
 
 

@@ -7,14 +7,13 @@ callable that takes the numbers in the parentheses and returns a :class:`Family`
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
 
-from theory_lab.errors import InputError
+from theory_lab.errors import InputError, hint
 from theory_lab.noise.base import Family, Law, Scale
 from theory_lab.noise.continuous import Gaussian, Laplace, Spherical, StudentT, SymmetricBeta, TruncatedNormal, Uniform
 from theory_lab.noise.discrete import Rademacher, TwoPoint
@@ -87,9 +86,8 @@ def get_family(spec: str) -> Family:
     name = match.group(1) if match else text
     maker = _registry().get(name)
     if match is None or maker is None:
-        near = difflib.get_close_matches(name, [*_registry(), ANY_LAW], n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise InputError("noise", spec, f"{hint}known: {', '.join(_registry())}, file:PATH, {ANY_LAW}")
+        nearest = hint(name, [*_registry(), ANY_LAW])
+        raise InputError("noise", spec, f"{nearest}known: {', '.join(_registry())}, file:PATH, {ANY_LAW}")
     arguments = match.group(2) if match.group(2) is not None else match.group(3)
     values = []
     names = list(inspect.signature(maker).parameters)
