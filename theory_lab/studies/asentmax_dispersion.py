@@ -85,22 +85,27 @@ def _envelopes(law: str, n: int, spans: list[float], drawn: dict[str, list[RowSt
     if law == "rademacher":
         return []
     findings = []
-    for mechanism in ("softmax", "entmax"):
+    # Softmax and SSMax are softmax of logits with a spread of M - m, which SSMax multiplies by s log n.
+    factors = {"softmax": 1.0, "ssmax": _SSMAX_SCALE * math.log(n)}
+    for mechanism in ("softmax", "ssmax", "entmax"):
         found = drawn.get(mechanism, [])
         if not found or n < 2:
             continue
         share = [r.normalized_entropy for r in found]
         error = float(np.std(share, ddof=1)) / math.sqrt(len(share)) if len(share) > 1 else 0.0
         note = f"H / log n = {np.mean(share):.4f}" + (f" (standard error {error:.1g})" if error else "")
-        if mechanism == "softmax":
-            excess = max(math.log(n) - r.entropy - span for r, span in zip(found, spans, strict=True))
+        if mechanism in factors:
+            factor = factors[mechanism]
+            excess = max(math.log(n) - r.entropy - factor * span for r, span in zip(found, spans, strict=True))
             method = "log n - H - (M - m), worst row"
+            if mechanism == "ssmax":
+                method = "log n - H - s log n (M - m), worst row"
         else:
             excess = max(r.entropy - math.log(r.support) for r in found)
             # One key in the support: both are 0.
             method = "H - log s, worst row"
             note += f", s = {np.mean([r.support for r in found]):.4g}"
-        name = mechanism if mechanism == "softmax" else f"entmax-{_ALPHA:g}"
+        name = mechanism if mechanism in factors else f"entmax-{_ALPHA:g}"
         findings.append(
             Finding.certain(f"{name}, {law}", excess, _ROUNDING, length=n, trials=len(found), method=method, note=note)
         )
