@@ -6,7 +6,6 @@ Importing this module must stay cheap: NumPy, pandas and rich are imported by th
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,18 @@ import click
 from click.shell_completion import CompletionItem
 
 from theory_lab import __version__
+from theory_lab.commands import Group
+from theory_lab.commands.parsing import (
+    EXIT_HOLDS,
+    EXIT_INCONCLUSIVE,
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    EXIT_VIOLATED,
+    fail,
+    one_number,
+    one_whole,
+)
 from theory_lab.errors import InputError, TheoryLabError
 from theory_lab.grids import parse_budget, parse_numbers, parse_wholes
 
@@ -23,8 +34,6 @@ if TYPE_CHECKING:
 
     from theory_lab.experiments import Settings
     from theory_lab.store import Store
-
-EXIT_HOLDS, EXIT_VIOLATED, EXIT_USAGE, EXIT_INCONCLUSIVE, EXIT_INTERNAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 70, 130
 
 
 def run() -> None:
@@ -39,40 +48,36 @@ def run() -> None:
         click.echo(error.format_message())
         code = EXIT_USAGE
     except click.ClickException as error:
-        _fail(error.format_message())
+        fail(error.format_message())
         code = EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted")
+        fail("interrupted")
         code = EXIT_INTERRUPTED
     except TheoryLabError as error:
-        _fail(str(error))
+        fail(str(error))
         code = error.exit_code
     except BrokenPipeError:
         # The reader (head, less) has seen enough. Python would complain again while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except OSError as error:
-        _fail(f"standard output cannot be written ({error.strerror or error})")
+        fail(f"standard output cannot be written ({error.strerror or error})")
         # Python would try to flush once more at exit, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_USAGE
     except MemoryError:
-        _fail("out of memory: use fewer lengths or --workers 1")
+        fail("out of memory: use fewer lengths or --workers 1")
         code = EXIT_USAGE
     except Exception as error:
         # A bug of ours. Users get a line; THEORY_LAB_DEBUG=1 gives whoever mends it the rest.
         if os.environ.get("THEORY_LAB_DEBUG"):
             raise
-        _fail(f"internal error ({type(error).__name__}: {error}); THEORY_LAB_DEBUG=1 shows where; please report it")
+        fail(f"internal error ({type(error).__name__}: {error}); THEORY_LAB_DEBUG=1 shows where; please report it")
         code = EXIT_INTERNAL
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str) -> None:
-    click.echo(f"theory-lab: error: {' '.join(message.split())}", err=True)
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="theory-lab")
 def command() -> None:
     """Check what papers claim about attention mechanisms, with honest statistics.
@@ -157,7 +162,7 @@ def check_command(**options: Any) -> int:
     settings = _settings(options)
     from theory_lab.engine import validate_workers
 
-    workers = None if options["workers"] is None else _one_whole(options["workers"], "workers")
+    workers = None if options["workers"] is None else one_whole(options["workers"], "workers")
     validate_workers(workers)
     if options["resume"] and options["out"] is None:
         raise InputError("resume", "without --out", "name the folder to continue with --out DIR")
@@ -206,7 +211,7 @@ def _settings(options: dict[str, Any]) -> Settings:
         if values:
             grids["lam" if name == "lambda" else name] = tuple(values)
     budget = None if options["budget"] is None else parse_budget(options["budget"])
-    trials = None if options["trials"] is None else _one_whole(options["trials"], "trials")
+    trials = None if options["trials"] is None else one_whole(options["trials"], "trials")
     from theory_lab.experiments import Budget, Settings
 
     return Settings(
@@ -215,28 +220,12 @@ def _settings(options: dict[str, Any]) -> Settings:
         **grids,
         trials=trials,
         estimator=options["estimator"],
-        seed=_one_whole(options["seed"], "seed"),
-        alpha=_one(options["alpha"], "alpha"),
-        tolerance=_one(options["tolerance"], "tolerance"),
-        bound_scale=_one(options["bound_scale"], "bound-scale"),
+        seed=one_whole(options["seed"], "seed"),
+        alpha=one_number(options["alpha"], "alpha"),
+        tolerance=one_number(options["tolerance"], "tolerance"),
+        bound_scale=one_number(options["bound_scale"], "bound-scale"),
         budget=None if budget is None else Budget(*budget),
     )
-
-
-def _one(text: str, field: str) -> float:
-    values = parse_numbers(text, field)
-    if len(values) != 1:
-        raise InputError(field, text, "one number is allowed")
-    return values[0]
-
-
-def _one_whole(text: str, field: str) -> int:
-    if re.fullmatch(r"\s*\d+\s*", text, re.ASCII):
-        return int(text)  # exact, where a float would round
-    value = _one(text, field)
-    if value != int(value):
-        raise InputError(field, text, "a whole number is allowed")
-    return int(value)
 
 
 def _check_outputs(options: dict[str, Any]) -> None:
@@ -266,9 +255,9 @@ def _salvage(
 ) -> None:
     """Print what is finished, and say how to go on."""
     if isinstance(error, KeyboardInterrupt):
-        _fail("interrupted")
+        fail("interrupted")
     else:
-        _fail(str(error))
+        fail(str(error))
     if partial and len(partial[0]):
         _print_rows(partial[0], options, settings)
         click.echo(f"complete rows above: {len(partial[0])}; the rest was not drawn", err=True)
@@ -388,9 +377,9 @@ def phase_command(rows: str | None, seed: str, workers: str | None, plot: str | 
     from theory_lab.phase import phase_diagram
 
     frame = phase_diagram(
-        rows=None if rows is None else _one_whole(rows, "rows"),
-        seed=_one_whole(seed, "seed"),
-        workers=validate_workers(None if workers is None else _one_whole(workers, "workers")),
+        rows=None if rows is None else one_whole(rows, "rows"),
+        seed=one_whole(seed, "seed"),
+        workers=validate_workers(None if workers is None else one_whole(workers, "workers")),
     )
     if plot:
         from theory_lab.figures.phase_plot import plot_phase
