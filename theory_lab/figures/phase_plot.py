@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from theory_lab.errors import StoreError
+from theory_lab.figures import style
 from theory_lab.figures.check_plot import validate_plot_file
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from theory_lab.reproduce.spec import Experiment
 
 _NAMES = {
     "gaussian": "Gaussian",
@@ -45,53 +47,60 @@ def plot_phase(frame: pd.DataFrame, path: str) -> None:
         If the file cannot be written.
     """
     validate_plot_file(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    about = f"seed {frame.seed.iloc[0]}, {len(frame)} cells"
+    with style.applied():
+        style.save(draw(frame), path, {"title": "dispersion phase diagram", "description": about})
 
+
+def draw_phase(frame: pd.DataFrame, experiment: Experiment) -> Any:
+    """The picture of an experiment of the kind ``phase``."""
+    return draw(frame, experiment.options.get("width", "double"), experiment.options.get("height"))
+
+
+def draw(frame: pd.DataFrame, width: str = "double", height: float | None = None) -> Any:
+    """One heat map a law (rows) and mechanism (columns); inside :func:`theory_lab.figures.style.applied`."""
     laws, mechanisms = list(dict.fromkeys(frame.law)), list(dict.fromkeys(frame.mechanism))
     rows, columns = len(laws), len(mechanisms)
-    figure = Figure(figsize=(1.75 * columns + 1.5, 1.45 * rows + 1.3), dpi=160, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = style.new_figure(width, height or 0.95 * rows + 0.75)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     mesh, dead = None, False
     for r, law in enumerate(laws):
         for c, mechanism in enumerate(mechanisms):
             axes = grid[r][c]
+            axes.grid(False)
             part = frame[(frame.law == law) & (frame.mechanism == mechanism)]
             table = part.pivot_table(index="scale", columns="length", values="normalized_entropy")
             x, y = np.log2(np.asarray(table.columns, float)), np.log2(np.asarray(table.index, float))
-            # Monotone in lightness, so that it survives a gray print.
-            mesh = axes.pcolormesh(x, y, table.to_numpy(), cmap="cividis", vmin=0.0, vmax=1.0, shading="nearest")
+            mesh = axes.pcolormesh(
+                x, y, table.to_numpy(), cmap=style.SEQUENTIAL, vmin=0.0, vmax=1.0, shading="nearest", rasterized=True
+            )
             empty = part[part.dead_rows > 0.5]
-            axes.scatter(np.log2(empty.length), np.log2(empty.scale), s=2.0, color="#9a9a9a", linewidths=0)
+            axes.scatter(np.log2(empty.length), np.log2(empty.scale), s=1.6, color="#9a9a9a", linewidths=0)
             dead = dead or len(empty) > 0
             _annotate(axes, x, y, table.to_numpy())
             _ticks(axes, x, y)
             if r == 0:
-                axes.set_title(_NAMES.get(mechanism, mechanism), fontsize=9)
+                axes.set_title(_NAMES.get(mechanism, mechanism), loc="center")
             if c == 0:
-                axes.set_ylabel(_NAMES.get(law, law), fontsize=9)
+                axes.set_ylabel(_NAMES.get(law, law))
     note = "\ndots: more than half of the rows have no weight at all" if dead else ""
-    figure.supxlabel("row length n" + note, fontsize=10)
-    figure.supylabel("standard deviation of the scores", fontsize=10)
+    figure.supxlabel("row length n, keys" + note, fontsize=7.5)
+    figure.supylabel("standard deviation of the scores", fontsize=7.5)
     if mesh is not None:
         bar = figure.colorbar(mesh, ax=grid, fraction=0.025, pad=0.01, ticks=[0.0, 0.25, 0.5, 0.75, 1.0])
-        bar.set_label("E[H] / log n", fontsize=9)
-        bar.ax.tick_params(labelsize=8)
-        bar.ax.axhline(_LEVEL, color="white", linewidth=1.2)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}") from None
+        bar.set_label("E[H] / log n")
+        bar.ax.axhline(_LEVEL, color="white", linewidth=1.0)
+        bar.outline.set_visible(False)
+    return figure
 
 
 def _annotate(axes: Any, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> None:
     """The line where the normalized entropy crosses 1/2, labeled on itself; else a word on the side it is on."""
     from matplotlib import patheffects
 
-    outline = [patheffects.withStroke(linewidth=2.2, foreground="black")]
+    outline = [patheffects.withStroke(linewidth=1.6, foreground="black")]
     if len(x) > 1 and len(y) > 1 and z.min() < _LEVEL < z.max():
-        lines = axes.contour(x, y, z, levels=[_LEVEL], colors="white", linewidths=1.2)
+        lines = axes.contour(x, y, z, levels=[_LEVEL], colors="white", linewidths=0.9)
         lines.set_path_effects(outline)
         longest = max((p for p in lines.allsegs[0] if len(p)), key=len, default=None)
         if longest is not None and len(longest) > 2:
@@ -99,11 +108,13 @@ def _annotate(axes: Any, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> None:
             px, py = longest[len(longest) // 2]
             px = min(max(px, x[0] + 0.09 * (x[-1] - x[0])), x[-1] - 0.09 * (x[-1] - x[0]))
             py = min(max(py, y[0] + 0.12 * (y[-1] - y[0])), y[-1] - 0.12 * (y[-1] - y[0]))
-            text = axes.text(px, py, "0.5", color="white", fontsize=7, ha="center", va="center")
+            text = axes.text(px, py, "0.5", color="white", fontsize=5.8, ha="center", va="center")
             text.set_path_effects(outline)
     else:
         word = "all above 0.5" if z.min() >= _LEVEL else "all below 0.5"
-        text = axes.text(0.5, 0.5, word, transform=axes.transAxes, color="white", fontsize=7, ha="center", va="center")
+        text = axes.text(
+            0.5, 0.5, word, transform=axes.transAxes, color="white", fontsize=5.8, ha="center", va="center"
+        )
         text.set_path_effects(outline)
 
 
@@ -111,4 +122,4 @@ def _ticks(axes: Any, x: np.ndarray, y: np.ndarray) -> None:
     inner = x[:: max(1, math.ceil(len(x) / 3))]
     axes.set_xticks(inner, [f"$2^{{{v:g}}}$" for v in inner])
     axes.set_yticks(y, [f"{2.0**v:g}" for v in y])
-    axes.tick_params(labelsize=7, length=2)
+    axes.tick_params(labelsize=6.2, length=1.5)

@@ -1,0 +1,101 @@
+"""The version of the code that computes or draws something: a digest over a module and all that it imports of ours.
+
+Comments, docstrings and layout do not count, so that a result stays fresh until what computes it changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+_PACKAGES = {
+    "theory_lab": Path(__file__).resolve().parent.parent,
+    "theory_kernels": Path(__file__).resolve().parent.parent.parent / "kernels" / "theory_kernels",
+}
+#: Words, wiring and files: they change no number. Lists of everything would make every result depend on everything.
+_STOP = frozenset(
+    f"theory_lab{name}"
+    for name in (
+        "", ".catalog", ".cli", ".commands", ".engine", ".errors", ".experiments", ".figures", ".main", ".progress",
+        ".render", ".reproduce", ".settings", ".store", ".studies", ".attention", ".attention.registry",
+    )
+)  # fmt: skip
+
+
+def code_digest(modules: Iterable[str]) -> str:
+    """16 hexadecimal digits over the code of these modules and of every module of ours that they import.
+
+    Parameters
+    ----------
+    modules : iterable of str
+        Dotted names, such as ``theory_lab.phase``; one that does not exist counts as empty.
+    """
+    found: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        waiting += [other for other in _read(name)[1] if other not in _STOP]
+    text = "\n".join(f"{name} {_read(name)[0]}" for name in sorted(found))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@cache
+def _read(name: str) -> tuple[str, tuple[str, ...]]:
+    """A module's digest, and the modules of ours that it imports anywhere."""
+    path = _path(name)
+    if path is None:
+        return "", ()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    imports: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*package.split(".")[: len(package.split(".")) - node.level + 1], *base.split(".")])
+            base = base.strip(".")
+            # ``from package import module`` names a module; ``from module import thing`` does not.
+            imports.update(f"{base}.{alias.name}" for alias in node.names if _path(f"{base}.{alias.name}"))
+            imports.add(base)
+    ours = tuple(sorted(module for module in imports if module.split(".")[0] in _PACKAGES and _path(module)))
+    return hashlib.blake2b(repr(_shape(tree)).encode(), digest_size=16).hexdigest(), ours
+
+
+@cache
+def _path(name: str) -> Path | None:
+    head, *rest = name.split(".")
+    folder = _PACKAGES.get(head)
+    if folder is None:
+        return None
+    base = folder.joinpath(*rest)
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file() and (rest or path.name == "__init__.py"):
+            return path
+    return None
+
+
+def _shape(node: object) -> object:
+    """The syntax tree as nested tuples, without docstrings and positions; the same for every Python version."""
+    if isinstance(node, ast.AST):
+        fields = []
+        for name, value in ast.iter_fields(node):
+            if name == "body" and isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                value = value[1:] if value and _is_text(value[0]) else value
+            if value is not None and value != []:
+                fields.append((name, _shape(value)))
+        return (type(node).__name__, *fields)
+    if isinstance(node, list):
+        return tuple(_shape(item) for item in node)
+    return node
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,0 +1,82 @@
+"""The gallery: a generated page of every picture and table, with captions in plain words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from theory_lab.reproduce.spec import Experiment, experiments
+from theory_lab.reproduce.state import State, drawn, states
+
+_MARK = "<!-- Written by `theory-lab reproduce`; edit the captions in experiments/, not here. -->"
+_HEADS = {
+    "tda": "Threshold differential attention (TDA)",
+    "asentmax": "Adaptive-scalable entmax (ASEntmax)",
+    "eta": "Elastic threshold attention (ETA)",
+    "ours": "Results of this toolkit",
+    "own": "Own experiments",
+}
+
+
+def write_gallery(out: Path, data: str) -> str:
+    """Write ``out/README.md``; one line about what was done.
+
+    A file of that name that is no gallery is left alone.
+    """
+    from theory_lab.store import write_whole
+
+    target = out / "README.md"
+    if target.exists() and _MARK not in target.read_text(encoding="utf-8", errors="replace")[:400]:
+        return f"{target} is no gallery and is left as it is"
+    known = experiments()
+    write_whole(str(target), gallery(known, states(list(known.values()), out, data), out).encode())
+    return f"gallery: {target}"
+
+
+def gallery(known: dict[str, Experiment], found: dict[str, State], out: Path) -> str:
+    """The page's text."""
+    lines = ["# Figures and tables", "", _MARK, ""]
+    lines += [
+        "Every picture comes from one file of `experiments/` by one command, `theory-lab reproduce NAME`, and has its "
+        "numbers beside it. `theory-lab reproduce` lists them all with their state; "
+        "[how it works](../docs/reproduce.md).",
+        "",
+    ]
+    for folder in dict.fromkeys(e.folder for e in known.values()):
+        mine = [e for e in known.values() if e.folder == folder]
+        lines += [f"## {_HEADS.get(folder, folder)}", ""]
+        waiting = []
+        for experiment in mine:
+            about = drawn(out, experiment)
+            if about is None:
+                waiting.append(experiment)
+            else:
+                lines += _entry(experiment, about)
+        if waiting:
+            lines += ["Not drawn yet:", ""]
+            for experiment in waiting:
+                state = found[experiment.id]
+                lines.append(
+                    f"- `{experiment.id}`, {experiment.title}: {state.word}"
+                    + (f": {state.detail}" if state.detail else "")
+                )
+            lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _entry(experiment: Experiment, about: dict[str, Any]) -> list[str]:
+    files = {Path(name).suffix[1:]: f"{experiment.folder}/{name}" for name in about["files"]}
+    words = {"pdf": "PDF", "svg": "SVG", "csv": "numbers", "tex": "LaTeX", "md": "table"}
+    links = ", ".join(f"[{words[s]}]({files[s]})" for s in ("md", "pdf", "svg", "tex", "csv") if s in files)
+    picture = next((files[s] for s in ("png", "svg") if s in files), None)
+    lines = [f"### {experiment.title}", ""]
+    if picture:
+        lines += [f"![{experiment.title}]({picture})", ""]
+    size = " Quick size." if about["size"] == "quick" else ""
+    lines += [
+        f"{experiment.caption}{size}",
+        "",
+        f"{experiment.source}. {links}. `theory-lab reproduce {experiment.id}`",
+        "",
+    ]
+    return lines

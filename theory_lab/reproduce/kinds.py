@@ -1,0 +1,137 @@
+"""The kinds of experiments (what computes them) and of drawings (what shows them), as data.
+
+Both name their function by module, which is imported when it is called: listing the experiments stays cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from theory_lab.reproduce.needs import Need, no_need
+
+if TYPE_CHECKING:
+    from theory_lab.reproduce.spec import Experiment
+
+_CHECK = ("theory_lab.runner", "theory_lab.cases", "theory_lab.claims", "theory_lab.estimation", "theory_lab.noise")
+
+
+def _check_code(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    papers = {claim.split("-")[0] for claim in settings["claims"]}
+    return (*_CHECK, *(f"theory_lab.studies.{'tda' if paper == 'tra' else paper}" for paper in sorted(papers)))
+
+
+def _mechanism_code(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    folder = Path(__file__).resolve().parent.parent / "attention"
+    return tuple(f"theory_lab.attention.{path.stem}" for path in sorted(folder.glob("[a-z]*.py")))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What computes an experiment.
+
+    Attributes
+    ----------
+    name : str
+        As the files call it.
+    function : str
+        ``module:name`` of (experiment, settings, context) -> DataFrame.
+    fields : mapping of key to type
+        What ``[settings]`` and ``[quick]`` may hold; types are those of ``document.READERS``.
+    required : tuple of str
+        Keys that must be there.
+    drawings : tuple of str
+        What can show its rows.
+    code : callable
+        settings -> modules beside the function's own whose code its numbers depend on.
+    need : callable
+        (experiment, settings, data folder) -> what this machine lacks to compute it, or None.
+    needs_paper : bool
+        Whether a table of this kind makes sense only beside the paper's.
+    inputs : callable
+        (experiment, data folder) -> a digest of the files that it reads; empty if it reads none.
+    """
+
+    name: str
+    function: str
+    fields: Mapping[str, str]
+    required: tuple[str, ...]
+    drawings: tuple[str, ...]
+    code: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda settings: ()
+    need: Callable[[Experiment, Mapping[str, Any], str], Need | None] = no_need
+    needs_paper: bool = False
+    inputs: Callable[[Experiment, str], str] = lambda experiment, data: ""
+
+    def modules(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Modules whose code its numbers depend on."""
+        return (self.function.partition(":")[0], *self.code(settings))
+
+    def load(self) -> Callable[..., Any]:
+        """The function."""
+        return _load(self.function)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What shows the rows: ``function`` is ``module:name`` of (frame, experiment) -> Figure; tables have none."""
+
+    name: str
+    function: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    def modules(self) -> tuple[str, ...]:
+        """Modules whose code its look depends on."""
+        return (self.function.partition(":")[0], "theory_lab.figures.style")
+
+    def load(self) -> Callable[..., Any]:
+        """The function."""
+        return _load(self.function)
+
+
+def _load(target: str) -> Callable[..., Any]:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+_GRIDS = {
+    "length": "wholes", "kappa": "numbers", "beta": "numbers", "sigma": "numbers", "rho": "numbers",
+    "key_rho": "numbers", "lambda": "numbers", "head_dim": "wholes",
+}  # fmt: skip
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "check",
+            "theory_lab.reproduce.compute:check",
+            {
+                "claims": "texts", "noise": "texts", **_GRIDS, "trials": "whole", "estimator": "text",
+                "alpha": "number", "tolerance": "number", "bound_scale": "number",
+            },
+            ("claims",),
+            ("bounds", "ratio", "rates"),
+            code=_check_code,
+        ),
+        Kind(
+            "phase",
+            "theory_lab.reproduce.compute:phase",
+            {"laws": "texts", "scales": "numbers", "lengths": "wholes", "mechanisms": "texts", "rows": "whole"},
+            (),
+            ("phase",),
+            code=lambda settings: ("theory_lab.phase",),
+        ),
+    )
+}  # fmt: skip
+
+_COMMON = {"width": "text", "height": "number", "font": "text"}
+
+DRAWINGS: dict[str, Drawing] = {
+    drawing.name: drawing
+    for drawing in (
+        Drawing("bounds", "theory_lab.figures.check_plot:draw_check", _COMMON),
+        Drawing("phase", "theory_lab.figures.phase_plot:draw_phase", _COMMON),
+    )
+}
