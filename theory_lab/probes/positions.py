@@ -1,0 +1,103 @@
+"""Lengths beyond a model's positions: what is possible, and RoPE scaling, which is transformers' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from theory_lab.errors import InputError
+from theory_lab.grids import parse_number
+
+SCALINGS = ("linear", "dynamic", "yarn")
+#: RoPE variants whose frequencies depend on the length of the sequence, so that a prefix is no shorter sequence.
+_LENGTH_DEPENDENT = ("dynamic", "longrope")
+
+
+def parse_scaling(text: str) -> tuple[str, float]:
+    """Parse ``yarn:4``, ``linear:2`` or ``dynamic:8``; InputError otherwise."""
+    kind, colon, factor = text.strip().lower().partition(":")
+    if kind not in SCALINGS or not colon:
+        raise InputError("rope-scaling", text, f"{', '.join(SCALINGS)} with a factor is allowed, as in yarn:4")
+    value = parse_number(factor, "rope-scaling")
+    if value < 1:
+        raise InputError("rope-scaling", text, "a factor of at least 1 is allowed")
+    return kind, value
+
+
+def rotary_modules(model: Any) -> list[tuple[Any, str, Any]]:
+    """(parent, name, module) of every rotary embedding."""
+    found = []
+    for path, module in model.named_modules():
+        if hasattr(module, "inv_freq") and hasattr(module, "config"):
+            parent, _, name = path.rpartition(".")
+            found.append((model.get_submodule(parent), name, module))
+    return found
+
+
+def depends_on_length(model: Any) -> bool:
+    """Whether a token's position code depends on the length of the sequence, so that every length needs its own run."""
+    kinds = {str(getattr(module, "rope_type", "default")) for _, _, module in rotary_modules(model)}
+    return bool(kinds & set(_LENGTH_DEPENDENT))
+
+
+def scale_positions(model: Any, scaling: str) -> int:
+    """Replace the model's rotary embeddings by scaled ones.
+
+    Parameters
+    ----------
+    model : transformers model
+    scaling : str
+        As for :func:`parse_scaling`.
+
+    Returns
+    -------
+    int
+        Positions it has now.
+
+    Raises
+    ------
+    InputError
+        If the model has no rotary embedding, or its own kind does not combine with the scaling.
+    """
+    kind, factor = parse_scaling(scaling)
+    rotary = rotary_modules(model)
+    if not rotary:
+        raise InputError("rope-scaling", scaling, "the model has no rotary embedding to scale")
+    config = rotary[0][2].config
+    given = dict(getattr(config, "rope_parameters", None) or {})
+    if any(isinstance(value, dict) for value in given.values()):
+        raise InputError("rope-scaling", scaling, "each sort of layer has a rotary embedding of its own in this model")
+    before = int(config.max_position_embeddings)
+    config.rope_parameters = {
+        **given,
+        "rope_type": kind,
+        "factor": factor,
+        "original_max_position_embeddings": before,
+    }
+    for parent, name, module in rotary:
+        device = module.inv_freq.device
+        try:
+            setattr(parent, name, type(module)(config=config).to(device))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError("rope-scaling", scaling, f"transformers refuses it for this model ({error})") from None
+    return int(before * factor)
+
+
+def check_length(model: Any, length: int, most: int | None) -> str | None:
+    """A warning if the length is beyond the model's positions.
+
+    Raises
+    ------
+    InputError
+        If positions are learned, so that there are no more.
+    """
+    if most is None or length <= most:
+        return None
+    if not rotary_modules(model):
+        raise InputError("length", length, f"at most {most:,} is allowed: the model has no position beyond")
+    factor = 1
+    while most * factor < length:
+        factor *= 2
+    return (
+        f"length {length:,} is beyond the model's {most:,} positions, where it was not trained; "
+        f"--rope-scaling yarn:{factor} (or dynamic:{factor}) stretches them"
+    )

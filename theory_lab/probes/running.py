@@ -1,0 +1,343 @@
+"""Running a probe: forward passes, what they leave behind, and what happens when one does not fit."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from theory_lab.errors import InputError
+from theory_lab.probes import measures, texts
+from theory_lab.probes.accumulate import HeadSums, Vectors, head_measures, pack, parts_needed
+from theory_lab.probes.keep import ProbeFolder
+from theory_lab.probes.plan import Plan, ProbeResult
+from theory_lab.probes.positions import depends_on_length
+from theory_lab.probes.texts import Text, Window
+from theory_lab.settings import Progress
+from theory_lab.streams import cell_digest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from theory_lab.models import LoadedModel
+
+#: Changes when, and only when, the same settings would give other rows.
+_VERSION = 1
+
+
+class OutOfMemory(Exception):
+    """A forward pass did not fit; its finished layers are kept."""
+
+
+@contextlib.contextmanager
+def _hushed_tokenizer() -> Iterator[None]:
+    """transformers warns of texts beyond the model's positions; we cut windows of them."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One forward pass: a window, and the lengths that are read off it."""
+
+    window: Window
+    lengths: tuple[int, ...]
+
+
+def cells_of(loaded: LoadedModel, plan: Plan, sources: Sequence[Text]) -> list[Cell]:
+    """The forward passes that a plan needs; InputError if a text is too short for one."""
+    with _hushed_tokenizer():
+        return list(_cells(loaded, plan, sources))
+
+
+def _cells(loaded: LoadedModel, plan: Plan, sources: Sequence[Text]) -> Iterator[Cell]:
+    special = texts.special_tokens(loaded.tokenizer)
+    # What follows a text (an encoder's [SEP]) must follow every shorter one too.
+    nested = loaded.causal and not special[1] and not depends_on_length(loaded.model)
+    tokens = [texts.tokenize(loaded.tokenizer, text) for text in sources]
+    runs = [plan.lengths] if nested else [(length,) for length in plan.lengths]
+    for lengths in runs:
+        for text, ids in zip(sources, tokens, strict=True):
+            for window in texts.cut(text, ids, lengths[-1], plan.windows, plan.seed, special):
+                yield Cell(window, lengths)
+
+
+@dataclass
+class Run:
+    """The state of a probe: what is finished, and what is left to say."""
+
+    loaded: LoadedModel
+    plan: Plan
+    folder: ProbeFolder | None
+    progress: Progress
+    notes: list[str]
+    frames: list[pd.DataFrame] = field(default_factory=list)
+    unseen: tuple[str, ...] = ()
+    complete: bool = True
+
+    def all(self, cells: Sequence[Cell]) -> ProbeResult:
+        """Every cell, from the folder or measured."""
+        digests = [self._digest(cell) for cell in cells] if self.folder else [""] * len(cells)
+        found = [self.folder.load(digest) if self.folder else None for digest in digests]
+        work = sum(_work(cell) for cell, rows in zip(cells, found, strict=True) if rows is None)
+        self.progress.start(len(cells), sum(rows is not None for rows in found), work)
+        try:
+            for cell, digest, rows in zip(cells, digests, found, strict=True):
+                if rows is not None:
+                    self.frames.append(rows)
+                    continue
+                self._measure(cell, digest)
+        finally:
+            self.progress.stop()
+        result = self.result(self.complete)
+        if self.folder is not None:
+            self.folder.finish(result.rows, result.summary(), self._about())
+        return result
+
+    def result(self, complete: bool) -> ProbeResult:
+        """What is finished, as a result."""
+        import pandas as pd
+
+        rows = pd.concat(self.frames, ignore_index=True)
+        rows = rows[rows["head"].isin(self.plan.heads)].reset_index(drop=True)
+        return ProbeResult(rows, self.plan, self.loaded.name, self.unseen, tuple(self.notes), complete)
+
+    def _measure(self, cell: Cell, digest: str) -> None:
+        """One cell; where it does not fit, its finished layers and what shorter lengths give."""
+        lengths = cell.lengths
+        while lengths:
+            watched = _Watched(self.plan, lengths, self.progress, _work(cell) / max(len(self.plan.layers), 1))
+            try:
+                self._forward(cell.window.ids[: lengths[-1]], watched)
+            except OutOfMemory as error:
+                self._shrink(cell, lengths, watched, error)
+                lengths = lengths[:-1]
+                continue
+            except BaseException:
+                self._keep(watched.frame(cell.window, self.loaded.name))
+                raise
+            rows = watched.frame(cell.window, self.loaded.name)
+            self._keep(rows)
+            if self.folder is not None and lengths == cell.lengths and rows is not None:
+                self.folder.save(digest, rows, self._about())
+            self.progress.advance(1, 0.0)
+            return
+
+    def _keep(self, rows: pd.DataFrame | None) -> None:
+        if rows is not None:
+            self.frames.append(rows)
+
+    def _shrink(self, cell: Cell, lengths: tuple[int, ...], watched: _Watched, error: OutOfMemory) -> None:
+        self.complete = False
+        rows = watched.frame(cell.window, self.loaded.name)
+        done = 0
+        if rows is not None:
+            # Shorter lengths are measured again, whole.
+            rows = rows[rows.length == lengths[-1]]
+            done = rows.layer.nunique()
+            self._keep(rows)
+        shorter = f"; going on with {lengths[-2]:,}" if len(lengths) > 1 else ""
+        text = (
+            f"out of memory at length {lengths[-1]:,} in text '{cell.window.text}': {done} of {len(self.plan.layers)} "
+            f"layers are kept{shorter}. A shorter --length, --dtype bfloat16 or fewer --metrics needs less ({error})"
+        )
+        self.progress.say(text)
+        self.notes.append(text)
+
+    def _forward(self, ids: Sequence[int], watched: _Watched) -> None:
+        from theory_lab.probes.watching import watch
+
+        model = self.loaded.model.base_model
+        more = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+        tokens = torch.tensor([ids], device=self.loaded.model.device)
+        layers = None if len(self.plan.layers) == self.loaded.layers else self.plan.layers
+        try:
+            with torch.inference_mode(), watch(self.loaded.model, watched, layers=layers) as seen:
+                model(input_ids=tokens, **more)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise OutOfMemory(_line(error)) from None
+        except RuntimeError as error:
+            if "alloc" in str(error).lower() and "memory" in str(error).lower():
+                raise OutOfMemory(_line(error)) from None
+            raise
+        self._name_unseen(seen)
+
+    def _name_unseen(self, seen: Any) -> None:
+        unseen = tuple(str(name) for name in seen.unseen)
+        if not seen.seen:
+            raise InputError(
+                "model",
+                self.loaded.name,
+                "none of its layers computes attention through transformers' AttentionInterface, so none can be watched"
+                + (f": {', '.join(unseen[:3])}" if unseen else ""),
+            )
+        if unseen and not self.unseen:
+            self.unseen = unseen
+            text = f"not watched, {len(unseen)} layers: {', '.join(unseen[:8])}{', ...' if len(unseen) > 8 else ''}"
+            self.progress.say(text)
+            self.notes.append(text)
+
+    def _digest(self, cell: Cell) -> str:
+        plan = self.plan
+        identity = {
+            **self._about(),
+            "text": cell.window.digest,
+            "name": cell.window.text,
+            "start": cell.window.start,
+            "window": cell.window.index,
+            "ids": hashlib.blake2b(repr(cell.window.ids).encode(), digest_size=16).hexdigest(),
+            "lengths": list(cell.lengths),
+            "layers": list(plan.layers),
+        }
+        return cell_digest(identity, 0)
+
+    def _about(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "probe": _VERSION,
+            "model": self.loaded.name,
+            "fingerprint": self._fingerprint,
+            "weights": plan.mechanism.label,
+            "metrics": list(plan.groups),
+            "near_zero": list(plan.near_zero),
+            "sink_keys": list(plan.sink_keys),
+            "device": self.loaded.model.device.type,
+            "dtype": str(self.loaded.model.dtype),
+        }
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.loaded.model)
+
+
+def fingerprint(model: Any) -> str:
+    """Hash of a model's configuration and of a sample of every parameter."""
+    found = hashlib.blake2b(digest_size=16)
+    config = model.config.to_dict()
+    config.pop("_name_or_path", None)
+    config.pop("transformers_version", None)
+    found.update(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, value in model.named_parameters():
+        flat = value.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // 256)].float().cpu().numpy()
+        found.update(f"{name} {tuple(value.shape)}".encode() + sample.tobytes())
+    return found.hexdigest()
+
+
+def _work(cell: Cell) -> float:
+    """Rough cost of a cell: dense layers by token, attention by pair."""
+    length = cell.lengths[-1]
+    return length * (1.0 + length / 2000.0)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+class _Watched:
+    """The observer of one forward pass: statistics of every call, segment by segment."""
+
+    def __init__(self, plan: Plan, lengths: tuple[int, ...], progress: Progress, work: float) -> None:
+        self._plan = plan
+        self._lengths = lengths
+        self._progress = progress
+        self._work = work
+        self._snapshots: list[Vectors] = []
+        self._facts: list[dict[str, Any]] = []
+
+    def __call__(self, call: Any) -> None:
+        tensors, arguments = self._plan.mechanism.inputs(call)
+        sums = HeadSums(unit_rows=self._plan.mechanism.unit_rows)
+        # A layer that looks ahead has no shorter lengths in it.
+        ahead = not arguments.get("causal", True) and arguments.get("mask") is None
+        lengths = self._lengths[-1:] if ahead else self._lengths
+        start = 0
+        for length in lengths:
+            pieces, more = (tensors, arguments) if len(lengths) == 1 else segment(tensors, arguments, start, length)
+            sums.add(self._statistics(pieces, more))
+            self._snapshots.append(sums.snapshot(self._plan.sink_keys))
+            window, causal = arguments.get("window"), arguments.get("causal", True)
+            self._facts.append(
+                {
+                    "length": length,
+                    "layer": call.layer,
+                    **{
+                        f"g_sink_uniform_{k}": measures.uniform_sink_ratio(length, k, causal=causal, window=window)
+                        for k in self._plan.sink_keys
+                    },
+                }
+            )
+            start = length
+        self._progress.advance(0, self._work)
+
+    def _statistics(self, tensors: tuple[torch.Tensor, ...], arguments: dict[str, Any]) -> Any:
+        from theory_kernels import attention_statistics
+
+        return attention_statistics(
+            *tensors,
+            **arguments,
+            near_zero=self._plan.near_zero if "sparsity" in self._plan.groups else (),
+            need=parts_needed(self._plan.groups),
+        )
+
+    def frame(self, window: Window, model: str) -> pd.DataFrame | None:
+        """The rows of the layers that are finished; None if there are none."""
+        import pandas as pd
+
+        plan = self._plan
+        blocks = []
+        for sums, facts in zip(pack(self._snapshots), self._facts, strict=True):
+            found = head_measures(sums, near_zero=plan.near_zero, sink_keys=plan.sink_keys, groups=plan.groups)
+            found = {name: value[0] for name, value in found.items()}
+            if "sinks" not in plan.groups:
+                facts = {name: value for name, value in facts.items() if not name.startswith("g_sink")}
+            heads = len(found["visible"])
+            identity = {
+                "model": model,
+                "weights": plan.mechanism.label,
+                "text": window.text,
+                "window": window.index,
+                "start": window.start,
+                "length": facts["length"],
+                "layer": facts["layer"],
+                "head": range(heads),
+            }
+            rest = {name: value for name, value in facts.items() if name not in identity}
+            blocks.append(pd.DataFrame({**identity, **rest, **found}))
+        return pd.concat(blocks, ignore_index=True) if blocks else None
+
+
+def segment(
+    tensors: tuple[torch.Tensor, ...], arguments: dict[str, Any], start: int, stop: int
+) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    """Rows ``start`` to ``stop`` of a causal self-attention call, with the keys that they can see."""
+    queries = slice(start, stop)
+    cut = tuple(x[:, :, queries] if index % 2 == 0 else x[:, :, :stop] for index, x in enumerate(tensors))
+    more = dict(arguments)
+    more["query_offset"] = arguments.get("query_offset", 0) + start
+    if more.get("lengths") is not None:
+        more["lengths"] = more["lengths"].clamp(max=stop)
+    if more.get("key_starts") is not None:
+        more["key_starts"] = more["key_starts"].clamp(max=stop)
+    if more.get("mask") is not None:
+        more["mask"] = more["mask"][:, :, queries, :stop]
+    for name in ("query_starts", "query_lengths"):
+        if more.get(name) is not None:
+            more[name] = (more[name] - start).clamp(0, stop - start)
+    threshold = more.get("eta_threshold")
+    if isinstance(threshold, torch.Tensor) and threshold.ndim == 3:
+        more["eta_threshold"] = threshold[..., queries]
+    return cut, more
