@@ -10,20 +10,21 @@ if TYPE_CHECKING:
     from theory_lab.settings import Progress
 
 
-def make_progress(quiet: bool = False) -> Progress:
+def make_progress(quiet: bool = False, verb: str = "checking", unit: str = "cells") -> Progress:
     """Pick what fits standard error: a bar, lines, or only the messages that matter."""
     if quiet:
         return Lines(every=float("inf"))
     if sys.stderr.isatty():
-        return Bar()
-    return Lines()
+        return Bar(verb, unit)
+    return Lines(unit=unit)
 
 
 class Lines:
     """A line at most every ``every`` seconds."""
 
-    def __init__(self, every: float = 10.0) -> None:
+    def __init__(self, every: float = 10.0, unit: str = "cells") -> None:
         self._every = every
+        self._unit = unit
         self._cells = self._done = 0
         self._work = self._worked = 0.0
         self._started = self._last = time.monotonic()
@@ -34,7 +35,7 @@ class Lines:
         self._started = self._last = time.monotonic()
         if self._every < float("inf") and cells:
             found = f", {done} of them found in the results folder" if done else ""
-            self.say(f"to draw: {cells} cells{found}")
+            self.say(f"to {'draw' if self._unit == 'cells' else 'do'}: {cells} {self._unit}{found}")
 
     def advance(self, finished: int, work: float) -> None:
         """See :class:`theory_lab.settings.Progress`."""
@@ -46,7 +47,7 @@ class Lines:
             # Cells differ a thousandfold in cost, so that their number says little about the time left.
             share = self._worked / self._work if self._work else 1.0
             left = (now - self._started) * (1.0 / share - 1.0) if share else float("nan")
-            self.say(f"{self._done} of {self._cells} cells, {share:.0%} of the work, about {left:.0f} s left")
+            self.say(f"{self._done} of {self._cells} {self._unit}, {share:.0%} of the work, about {left:.0f} s left")
 
     def say(self, message: str) -> None:
         """See :class:`theory_lab.settings.Progress`."""
@@ -60,7 +61,7 @@ class Lines:
 class Bar:
     """A bar of the work done, with cells, rate and time left; it vanishes when the run ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, verb: str = "checking", unit: str = "cells") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
@@ -76,7 +77,8 @@ class Bar:
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task("checking", total=None, cells="")
+        self._task = self._bar.add_task(verb, total=None, cells="")
+        self._unit = unit
         self._started = time.monotonic()
         self._cells = self._done = self._found = 0
 
@@ -94,7 +96,7 @@ class Bar:
 
     def _text(self) -> str:
         rate = (self._done - self._found) / max(time.monotonic() - self._started, 1e-9)
-        return f"{self._done} of {self._cells} cells, {rate:.1f}/s"
+        return f"{self._done} of {self._cells} {self._unit}, {rate:.1f}/s"
 
     def say(self, message: str) -> None:
         """See :class:`theory_lab.settings.Progress`."""
