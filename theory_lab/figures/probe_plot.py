@@ -1,0 +1,349 @@
+"""The pictures of a probe: sinks against length, layerwise zeros, heads by layers."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from theory_lab.errors import InputError, StoreError
+from theory_lab.figures.check_plot import validate_plot_file
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from theory_lab.probes.plan import ProbeResult
+
+_BLACK, _ORANGE, _BLUE, _RED, _SKY, _GREEN = "#000000", "#E69F00", "#0072B2", "#D55E00", "#56B4E9", "#009E73"
+_GRAY = "0.75"
+_SUFFIXES = (".png", ".pdf", ".svg")
+_VIEW_NAMES = {"": "difference", "_1": "view 1", "_2": "view 2"}
+_VIEW_STYLES = {"": (_BLACK, "o"), "_1": (_BLUE, "^"), "_2": (_ORANGE, "s")}
+_HEATS = (
+    ("g_sink_ratio_1", "gSinkRatio(1)", (0.0, 1.0)),
+    ("normalized_entropy", "entropy / log n", (0.0, 1.0)),
+    ("sparsity", "exact zeros", (0.0, 1.0)),
+    ("near_zero_0.001", "weights below 0.001", (0.0, 1.0)),
+)
+
+
+def validate_plot(path: str) -> None:
+    """Raise InputError unless the pictures can be written to that file, or into that (new or existing) folder."""
+    target = Path(path)
+    if target.suffix.lower() in _SUFFIXES and not target.is_dir():
+        validate_plot_file(path)
+        return
+    if target.suffix and not target.is_dir():
+        raise InputError("plot", path, f"a folder, or a file name ending in {', '.join(_SUFFIXES)}, is allowed")
+    if target.exists() and not target.is_dir():
+        raise InputError("plot", path, "a folder is allowed, and this is a file")
+    nearest = target.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise InputError("plot", path, "it cannot be written")
+    validate_plot_file(str(nearest / "try.png"))
+
+
+def plot_probe(result: ProbeResult, path: str) -> list[str]:
+    """Draw a probe.
+
+    Parameters
+    ----------
+    result : ProbeResult
+    path : str
+        A file (.png, .pdf, .svg) for one picture of everything, or a folder for one picture each: ``sinks``,
+        ``layers``, ``heads``.
+
+    Returns
+    -------
+    list of str
+        What was written.
+
+    Raises
+    ------
+    InputError, StoreError
+        If nothing can be written there, or there is nothing to draw.
+    """
+    validate_plot(path)
+    if result.rows.empty:
+        raise InputError("plot", "no rows", "there is nothing to draw")
+    target = Path(path)
+    if target.suffix.lower() in _SUFFIXES and not target.is_dir():
+        _overview(result, str(target))
+        return [str(target)]
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"plot: {path}; the folder cannot be made ({error.strerror or error})") from None
+    makers: dict[str, Callable[[ProbeResult, str], bool]] = {"sinks": _sinks, "layers": _layers, "heads": _heads}
+    written = []
+    for name, draw in makers.items():
+        file = str(target / f"{name}.png")
+        if draw(result, file):
+            written.append(file)
+    return written
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A figure that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=160)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Any, path: str, about: str) -> None:
+    """Write a figure whole, with a line about it in its metadata."""
+    from theory_lab import __version__
+    from theory_lab.store import write_whole
+
+    suffix = Path(path).suffix.lower()
+    buffer = io.BytesIO()
+    key = {".png": "Description", ".pdf": "Subject", ".svg": "Description"}[suffix]
+    figure.savefig(buffer, format=suffix[1:], dpi=160, metadata={key: f"theory-lab {__version__}: {about}"})
+    write_whole(path, buffer.getvalue())
+
+
+def finish_axes(axes: Any) -> None:
+    """The look that all panels share."""
+    axes.grid(True, which="major", color="0.9", lw=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+
+
+def _about(result: ProbeResult) -> str:
+    texts, lengths = result.rows.text.nunique(), ", ".join(str(n) for n in result.plan.lengths)
+    return f"{result.model}, weights {result.plan.mechanism.label}, {texts} texts, lengths {lengths}"
+
+
+def _title(result: ProbeResult) -> str:
+    weights = result.plan.mechanism.label
+    return result.model if weights == "model" else f"{result.model}, weights of {weights}"
+
+
+def _save(figure: Any, path: str, result: ProbeResult) -> bool:
+    save_figure(figure, path, _about(result))
+    return True
+
+
+def _overview(result: ProbeResult, path: str) -> None:
+    rows = result.rows
+    figure = new_figure(11.5, 7.6)
+    figure.suptitle(_title(result), fontsize=11, x=0.01, ha="left")
+    grid = figure.subplots(2, 2)
+    panels = iter(grid.flat)
+    if "g_sink_ratio_1" in rows and rows.g_sink_ratio_1.notna().any():
+        _draw_sinks(next(panels), result)
+    if _zero_columns(rows):
+        _draw_zeros(next(panels), result)
+    for name, title, limits in [heat for heat in _HEATS if _worth(rows, heat[0])][:2]:
+        axes = next(panels, None)
+        if axes is not None:
+            _draw_heat(figure, axes, result, name, title, limits)
+    for axes in panels:
+        axes.set_axis_off()
+    _save(figure, path, result)
+
+
+# ---- sinks against length --------------------------------------------------------------------------------------------
+
+
+def _sinks(result: ProbeResult, path: str) -> bool:
+    if "g_sink_ratio_1" not in result.rows or not result.rows.g_sink_ratio_1.notna().any():
+        return False
+    figure = new_figure(6.4, 4.6)
+    _draw_sinks(figure.subplots(), result, title=_title(result))
+    return _save(figure, path, result)
+
+
+def _draw_sinks(axes: Any, result: ProbeResult, title: str = "") -> None:
+    """gSinkRatio(1) of every layer and of the model, beside equal weights."""
+    layers = _measure(result.summary(by_layer=True), "g_sink_ratio_1")
+    model = _measure(result.summary(), "g_sink_ratio_1")
+    uniform = result.rows.groupby("length").g_sink_uniform_1.mean()
+    single = len(model) == 1
+    for index, (_, part) in enumerate(layers.groupby("layer")):
+        label = "each layer" if index == 0 else None
+        axes.plot(
+            part.length, part.estimate, color=_GRAY, lw=0.7, marker="." if single else None, label=label, zorder=1
+        )
+    low = (model.estimate - model.ci_low).fillna(0).clip(lower=0)
+    high = (model.ci_high - model.estimate).fillna(0).clip(lower=0)
+    certain = model.ci_low.notna().any()
+    label = "all heads, 95% interval over texts" if certain else "all heads (one text: no interval)"
+    axes.errorbar(model.length, model.estimate, yerr=[low, high], color=_BLUE, marker="o", ms=5, lw=1.8, capsize=3,
+                  label=label, zorder=3)  # fmt: skip
+    axes.plot(uniform.index, uniform.to_numpy(), color=_BLACK, ls="--", lw=1.4, marker="_" if single else None,
+              label="equal weights", zorder=2)  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(uniform.index), [f"{n:,}" for n in uniform.index])
+    axes.minorticks_off()
+    axes.set_yscale("log")
+    lowest = min(float(uniform.min()), float(layers.estimate[layers.estimate > 0].min()))
+    axes.set_ylim(max(lowest * 0.7, 1e-6), 1.3)
+    axes.set_yticks([t for t in (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1) if t > lowest * 0.7])
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("length T")
+    axes.set_ylabel("gSinkRatio(1): share of the mass on token 1")
+    axes.set_title(title or "The first token's share", fontsize=9.5, loc="left")
+    axes.legend(fontsize=8, frameon=False, loc="lower left")
+    finish_axes(axes)
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------------
+
+
+def _zero_columns(rows: pd.DataFrame) -> list[str]:
+    """Columns of zeros that say something: exact ones if there are any, near ones else."""
+    exact = [c for c in ("sparsity", "sparsity_1", "sparsity_2") if c in rows]
+    if any((rows[c] > 0).any() for c in exact):
+        return exact
+    return sorted((c for c in rows.columns if c.startswith("near_zero_") and c[-2:] not in ("_1", "_2")), reverse=True)
+
+
+def _layers(result: ProbeResult, path: str) -> bool:
+    rows = result.rows
+    maxima = [c for c in ("max_abs", "max_abs_1", "max_abs_2") if c in rows]
+    panels: list[Callable[[Any, ProbeResult], None]] = []
+    if _zero_columns(rows):
+        panels.append(_draw_zeros)
+    if "normalized_entropy" in rows:
+        panels.append(_draw_entropy)
+    if len(maxima) > 1:
+        panels.append(_draw_maxima)
+    if not panels:
+        return False
+    figure = new_figure(0.6 + 5.0 * len(panels), 4.2)
+    figure.suptitle(_title(result), fontsize=10.5, x=0.01, ha="left")
+    for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
+        draw(axes, result)
+    return _save(figure, path, result)
+
+
+def _draw_zeros(axes: Any, result: ProbeResult) -> None:
+    columns = _zero_columns(result.rows)
+    exact = columns[0].startswith("sparsity")
+    longest = max(result.plan.lengths)
+    lines = []
+    for index, name in enumerate(columns):
+        if exact:
+            view = name.removeprefix("sparsity")
+            color, marker = _VIEW_STYLES[view]
+            label = _VIEW_NAMES[view] if len(columns) > 1 else "exact zeros"
+        else:
+            color, marker = ((_BLUE, "o"), (_ORANGE, "s"), (_GREEN, "^"), (_RED, "D"))[index % 4]
+            label = f"below {name.removeprefix('near_zero_')}"
+        lines.append((name, label, color, marker))
+    _by_layer(axes, result, lines, longest)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_ylabel("share of the entries that a row may see")
+    axes.set_title(f"{'Exact' if exact else 'Near'} zeros by layer, T = {longest:,}", fontsize=9.5, loc="left")
+
+
+def _draw_entropy(axes: Any, result: ProbeResult) -> None:
+    lengths = sorted(result.rows.length.unique())
+    chosen = lengths if len(lengths) <= 2 else [lengths[0], lengths[-1]]
+    styles = ((_SKY, "o"), (_BLACK, "s"))
+    for length, (color, marker) in zip(chosen, styles[-len(chosen) :], strict=True):
+        _by_layer(axes, result, [("normalized_entropy", f"T = {length:,}", color, marker)], length)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_ylabel("mean of H / log n over rows and heads")
+    axes.set_title("Normalized entropy by layer", fontsize=9.5, loc="left")
+
+
+def _draw_maxima(axes: Any, result: ProbeResult) -> None:
+    lines = [("max_abs" + view, f"|{_VIEW_NAMES[view]}|", *_VIEW_STYLES[view]) for view in ("_1", "_2", "")]
+    _by_layer(axes, result, lines, max(result.plan.lengths))
+    axes.set_ylabel("largest weight of any head and text")
+    axes.set_title(f"Largest weights by layer, T = {max(result.plan.lengths):,}", fontsize=9.5, loc="left")
+
+
+def _by_layer(axes: Any, result: ProbeResult, lines: list[tuple[str, str, str, str]], length: int) -> None:
+    table = result.summary(by_layer=True)
+    for name, label, color, marker in lines:
+        part = _measure(table, name)
+        part = part[part.length == length]
+        low = (part.estimate - part.ci_low).fillna(0).clip(lower=0)
+        high = (part.ci_high - part.estimate).fillna(0).clip(lower=0)
+        axes.errorbar(part.layer, part.estimate, yerr=[low, high], color=color, marker=marker, ms=4, lw=1.2,
+                      capsize=2, elinewidth=0.9, label=label)  # fmt: skip
+    axes.set_xlabel("layer")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize=8, frameon=False)
+    finish_axes(axes)
+
+
+# ---- heads -----------------------------------------------------------------------------------------------------------
+
+
+def _worth(rows: pd.DataFrame, name: str) -> bool:
+    return name in rows and rows[name].notna().any() and not (rows[name].fillna(0) == 0).all()
+
+
+def _heads(result: ProbeResult, path: str) -> bool:
+    shown = [heat for heat in _HEATS if _worth(result.rows, heat[0])][:3]
+    if not shown:
+        return False
+    layers, heads = result.rows.layer.nunique(), result.rows["head"].nunique()
+    wide = layers >= heads
+    x, y = (layers, heads) if wide else (heads, layers)
+    if wide:
+        figure = new_figure(max(5.0, 1.9 + 0.21 * x), max(2.3, 0.9 + 0.17 * y) * len(shown) + 0.4)
+        grid = figure.subplots(len(shown), 1, squeeze=False)
+    else:
+        figure = new_figure(max(3.2, 1.6 + 0.21 * x) * len(shown), max(3.0, 1.0 + 0.17 * y))
+        grid = figure.subplots(1, len(shown), squeeze=False)
+    figure.suptitle(f"{_title(result)}, T = {max(result.plan.lengths):,}", fontsize=10.5, x=0.01, ha="left")
+    for axes, (name, title, limits) in zip(grid.flat, shown, strict=True):
+        _draw_heat(figure, axes, result, name, title, limits, wide=wide)
+    return _save(figure, path, result)
+
+
+def _draw_heat(
+    figure: Any,
+    axes: Any,
+    result: ProbeResult,
+    name: str,
+    title: str,
+    limits: tuple[float, float],
+    wide: bool = True,
+) -> None:
+    """Heads by layers, averaged over texts; a hatched cell has no value (a dead head)."""
+    rows = result.rows
+    part = rows[rows.length == rows.length.max()]
+    table = part.pivot_table(index="head", columns="layer", values=name, aggfunc="mean", dropna=False)
+    values = table.to_numpy(float)
+    along, across = table.columns.to_numpy(), table.index.to_numpy()
+    names = ("layer", "head")
+    if not wide:
+        values, along, across, names = values.T, across, along, names[::-1]
+    axes.set_facecolor("white")
+    axes.patch.set_hatch("////")
+    axes.patch.set_edgecolor("0.6")
+    mesh = axes.pcolormesh(
+        np.arange(len(along) + 1), np.arange(len(across) + 1), np.ma.masked_invalid(values), cmap="cividis",
+        vmin=limits[0], vmax=limits[1], edgecolors="white", linewidth=0.3,
+    )  # fmt: skip
+    for set_ticks, labels in ((axes.set_xticks, along), (axes.set_yticks, across)):
+        step = max(1, -(-len(labels) // 16))
+        set_ticks(np.arange(0, len(labels), step) + 0.5, [str(v) for v in labels[::step]])
+    axes.set_xlabel(names[0], fontsize=9)
+    axes.set_ylabel(names[1], fontsize=9)
+    axes.tick_params(labelsize=8, length=2)
+    axes.set_title(title, fontsize=9.5, loc="left")
+    bar = figure.colorbar(mesh, ax=axes, fraction=0.04, pad=0.015)
+    bar.ax.tick_params(labelsize=8)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _measure(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    return table[table.measure == name].sort_values("length")
