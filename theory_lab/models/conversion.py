@@ -1,0 +1,163 @@
+"""GGUF files, dequantized once and kept as safetensors, which load two orders of magnitude faster.
+
+A GGUF file holds quantized weights, the configuration and the tokenizer in one. transformers reads it, but refuses to
+save what it has read; the model is therefore built again from its configuration and its weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import os
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from theory_lab.errors import InputError
+from theory_lab.models.cache import cache_dir, check_room, make_folder
+from theory_lab.models.progress import Meter, say
+
+_MAGIC = b"GGUF"
+
+
+def require_transformers() -> None:
+    """Raise InputError if models cannot be loaded."""
+    for name in ("torch", "transformers", "safetensors"):
+        if importlib.util.find_spec(name) is None:
+            raise InputError("model", f"{name} is not installed", "pip install 'theory-lab[models]' to load models")
+
+
+def require_gguf() -> None:
+    """Raise InputError if GGUF files cannot be read."""
+    require_transformers()
+    if importlib.util.find_spec("gguf") is None:
+        raise InputError("model", "gguf is not installed", "pip install 'theory-lab[models]' to read GGUF files")
+
+
+def check_gguf(path: Path) -> None:
+    """Raise InputError unless ``path`` is a GGUF file."""
+    if not path.is_file():
+        raise InputError("model", str(path), "a GGUF file is allowed, and there is no such file")
+    try:
+        with open(path, "rb") as file:
+            head = file.read(len(_MAGIC))
+    except OSError as error:
+        raise InputError("model", str(path), f"it cannot be read ({error.strerror or error})") from error
+    if head != _MAGIC:
+        raise InputError("model", str(path), "a GGUF file is allowed, and this one does not begin as one does")
+
+
+def convert_gguf(file: str | os.PathLike[str], folder: str | os.PathLike[str], *, quiet: bool = False) -> Path:
+    """Dequantize a GGUF file into a folder in the Hugging Face layout (safetensors, float32, so that no bit is lost).
+
+    Parameters
+    ----------
+    file : path
+        The ``.gguf`` file.
+    folder : path
+        New or empty, or made by this function before.
+    quiet : bool
+        Without progress on standard error.
+
+    Raises
+    ------
+    InputError
+        If the file is no GGUF file or of an architecture that transformers does not read, or the folder is in use.
+    StoreError
+        If the disk is full or the folder cannot be written.
+    """
+    source, target = Path(file), Path(folder).absolute()
+    check_gguf(source)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError("folder", str(folder), "a new or empty folder is allowed")
+    require_gguf()
+    check_room(target, _bytes_needed(source))
+
+    def fill(made: Path) -> Mapping[str, Any]:
+        return {**convert_into(source, made, name=source.stem, quiet=quiet), "source": source.name}
+
+    return make_folder(target, fill, lock=False)
+
+
+def converted_folder(file: Path, *, quiet: bool = False) -> Path:
+    """The folder in the cache that holds this GGUF file's weights; made if need be."""
+    check_gguf(file)
+    require_gguf()
+    about = file.stat()
+    key = f"{file.resolve()}\n{about.st_size}\n{about.st_mtime_ns}"
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    target = cache_dir() / "models" / "gguf" / digest
+
+    def fill(made: Path) -> Mapping[str, Any]:
+        check_room(made, _bytes_needed(file))
+        return {**convert_into(file, made, name=file.stem, quiet=quiet), "source": file.name}
+
+    return make_folder(target, fill, waiting=lambda: say(f"waiting for another process that converts {file}", quiet))
+
+
+def convert_into(file: Path, folder: Path, *, name: str, quiet: bool) -> dict[str, Any]:
+    """Write the model and tokenizer of a GGUF file into an existing folder; what its manifest should say of it."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with Meter(f"converting {file.name} to safetensors (once)", None, quiet), hushed():
+        where, gguf = str(file.parent), file.name
+        try:
+            # transformers draws the GGUF reader's bar whatever its verbosity is.
+            with contextlib.redirect_stderr(io.StringIO()):
+                read = AutoModelForCausalLM.from_pretrained(where, gguf_file=gguf, dtype=torch.float32)
+                tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=gguf)
+        except ImportError as error:
+            raise InputError(
+                "model", str(file), f"a package that it needs is missing ({_first_line(error)})"
+            ) from error
+        except (ValueError, KeyError, RuntimeError, NotImplementedError, IndexError, AttributeError) as error:
+            # What a damaged or unknown file makes the reader raise depends on where it stumbles.
+            raise InputError("model", str(file), f"transformers cannot read it ({_first_line(error)})") from error
+        given = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
+        config = type(read.config)(**{**given, "_name_or_path": name})
+        weights = read.state_dict()
+        rebuilt = type(read)(config)
+        rebuilt.load_state_dict(weights, strict=True)
+        rebuilt.generation_config = read.generation_config
+        rebuilt.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return {"name": name, "dtype": "float32", "transformers": metadata.version("transformers")}
+
+
+def _bytes_needed(file: Path) -> int:
+    """Size of the weights as float32."""
+    from gguf import GGUFReader
+
+    try:
+        return sum(4 * int(tensor.n_elements) for tensor in GGUFReader(str(file)).tensors)
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
+        raise InputError("model", str(file), f"its GGUF header is damaged ({_first_line(error)})") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """Keep transformers' progress bars and remarks off standard error; ours say what there is to say."""
+    import warnings
+
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
