@@ -14,6 +14,9 @@ from theory_lab.report.parts import Picture, Section, Table, visible
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
+#: More rows than this at a time make sorting slow; the rest are shown on request, and on paper.
+_MOST_SHOWN = 200
+
 
 def require_jinja() -> None:
     """Raise InputError if pages cannot be filled in."""
@@ -53,7 +56,7 @@ def to_html(title: str, sections: Sequence[Section]) -> str:
     )
     return environment.get_template("report.html.j2").render(
         title=visible(title), sections=[_section(s, i) for i, s in enumerate(sections)], style=style, script=script,
-        policy=policy, version=__version__,
+        policy=policy, version=__version__, most=_MOST_SHOWN,
     )  # fmt: skip
 
 
@@ -84,7 +87,7 @@ def _section(section: Section, index: int) -> dict[str, Any]:
 
 
 def _table(table: Table, name: str, places: dict[str, str]) -> dict[str, Any]:
-    widths = table.widths()
+    widths = [width + 3 for width in table.widths()]  # three characters' worth of padding
     return {
         "id": name,
         "title": visible(table.title),
@@ -93,7 +96,7 @@ def _table(table: Table, name: str, places: dict[str, str]) -> dict[str, Any]:
         "columns": table.columns,
         # Fixed shares: a browser that had to look at every cell would take a second to sort a thousand rows.
         "widths": [f"{100 * width / sum(widths):.2f}%" for width in widths],
-        "pixels": round(6.6 * sum(widths) + 20 * len(widths)),
+        "pixels": round(6.6 * sum(widths)),
         "choices": [(i, visible(c.title), table.choices(i)) for i, c in enumerate(table.columns) if c.chosen],
         "rows": [
             [(cell.text, "" if cell.value is None else repr(cell.value), places.get(cell.target, "")) for cell in row]

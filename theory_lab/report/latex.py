@@ -23,6 +23,7 @@ _HEAD = r"""% Written by theory-lab report. Each table stands between marks; it 
 \usepackage[utf8]{inputenc}
 \usepackage[T1]{fontenc}
 \usepackage{textcomp}
+\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}
 \usepackage[a4paper,landscape,margin=12mm]{geometry}
 \usepackage{array}
 \usepackage{booktabs}

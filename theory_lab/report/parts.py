@@ -30,7 +30,7 @@ def _shown(character: str) -> str:
 
 
 #: Characters beyond which a column's text breaks into lines.
-_WIDEST: dict[Kind, int] = {"text": 22, "number": 22, "verdict": 16, "note": 30}
+_WIDEST: dict[Kind, int] = {"text": 22, "number": 22, "verdict": 16, "note": 26}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Table:
     def widths(self) -> list[int]:
         """Characters that each column would like on a line: its longest text, but none so many that others starve."""
         return [
-            min(_WIDEST[c.kind], max([2 + len(word) for word in c.title.split()] + [len(r[i].text) for r in self.rows]))
+            min(_WIDEST[c.kind], max([3 + len(word) for word in c.title.split()] + [len(r[i].text) for r in self.rows]))
             for i, c in enumerate(self.columns)
         ]
 
