@@ -10,6 +10,7 @@ import importlib.util
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,7 +18,8 @@ from typing import NamedTuple
 from theory_lab.catalog import find
 from theory_lab.claims import CLAIMS, Claim, Point, get_claim
 from theory_lab.errors import InputError
-from theory_lab.estimation import CERTAIN, Cell, choose
+from theory_lab.estimation import CERTAIN, Cell, choose, suits_gpu
+from theory_lab.estimation.device import LAWS, obstacle
 from theory_lab.estimation.intervals import Interval
 from theory_lab.estimation.worst_case import sandwich
 from theory_lab.noise import ANY_LAW, default_families, get_family
@@ -35,10 +37,13 @@ class Case:
     point: Point
     estimator: str
     bound: float
+    device: str = "cpu"
 
     def cell(self, seed: int) -> Cell | None:
         """What must be drawn; None if nothing must."""
-        return None if self.estimator in CERTAIN else Cell(self.claim.statistic, self.point, self.estimator, seed)
+        if self.estimator in CERTAIN:
+            return None
+        return Cell(self.claim.statistic, self.point, self.estimator, seed, self.device)
 
 
 @lru_cache(maxsize=4)
@@ -72,8 +77,12 @@ def build_cases(settings: Settings) -> list[Case]:
             if not settings.claims and claim_id not in DEFAULT_CLAIMS and _adds_nothing(claim, point):
                 continue
             bound = claim.bound(point) * settings.bound_scale
-            cases.setdefault((claim_id, point), Case(claim, point, _estimator(settings, claim, point), bound))
-    return list(cases.values())
+            estimator, device = _estimator(settings, claim, point)
+            cases.setdefault((claim_id, point), Case(claim, point, estimator, bound, device))
+    made = list(cases.values())
+    if settings.device == "cuda":
+        _refuse_what_no_gpu_can(settings, made)
+    return made
 
 
 def _adds_nothing(claim: Claim, point: Point) -> bool:
@@ -82,12 +91,42 @@ def _adds_nothing(claim: Claim, point: Point) -> bool:
     return math.isclose(claim.bound(point), theorem.bound(point), rel_tol=1e-9)
 
 
-def _estimator(settings: Settings, claim: Claim, point: Point) -> str:
+def _estimator(settings: Settings, claim: Claim, point: Point) -> tuple[str, str]:
+    """Estimator and device."""
+    can = settings.device == "cuda" and obstacle(point) is None
+    if can and (settings.estimator == "direct" or suits_gpu(claim.statistic, point)):
+        return "direct", "cuda"
     if settings.estimator == "auto":
-        return choose(claim.statistic, point)
+        return choose(claim.statistic, point), "cpu"
     if point.noise == ANY_LAW and settings.estimator != "worst-case":
         raise InputError("noise", ANY_LAW, "only the estimators auto and worst-case speak of all laws")
-    return settings.estimator
+    return settings.estimator, "cpu"
+
+
+def _refuse_what_no_gpu_can(settings: Settings, cases: list[Case]) -> None:
+    """InputError for a claim that was named though no GPU draws it, and where there is nothing for the GPU at all."""
+    studies = [name for name in settings.claims if name in STUDIES]
+    if studies:
+        raise InputError("device", "cuda", f"{studies[0]} runs on the cpu alone: leave --device out, or the claim")
+    why = [obstacle(case.point) for case in cases]
+    if None not in why:
+        reasons = ", ".join(sorted({str(reason) for reason in why})) or "no case"
+        raise InputError("device", "cuda", f"it draws {LAWS}, and nothing that was asked for ({reasons})")
+
+
+def device_notes(settings: Settings, cases: Sequence[Case], pieces: Sequence[Piece]) -> list[str]:
+    """What a run that asks for the GPU does elsewhere, in one line; nothing for other runs."""
+    if settings.device == "cpu":
+        return []
+    here: dict[str, int] = {}
+    for case in cases:
+        if case.device == "cpu":
+            reason = obstacle(case.point) or "events too rare, or impossible, for drawing every score"
+            here[reason] = here.get(reason, 0) + 1
+    studies = len({piece.study for piece in pieces})
+    on_cpu = [f"{reason}: {count}" for reason, count in here.items()] + ([f"studies: {studies}"] if studies else [])
+    line = f"on the GPU: {len(cases) - sum(here.values())} of {len(cases)} cases"
+    return [f"{line}; on the CPU as usual: {', '.join(on_cpu)}" if on_cpu else line]
 
 
 def build_pieces(settings: Settings) -> tuple[list[Piece], list[str]]:

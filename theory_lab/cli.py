@@ -126,6 +126,8 @@ def _grid(flag: str, help_text: str, **more: Any) -> Callable[[Any], Any]:
 @click.option("--trials", metavar="NUMBER", help="Rows a cell. Default: about a second's worth at most.")
 @click.option("--estimator", default="auto", show_default=True, metavar="NAME",
               help="auto, direct, tail, importance, exact or worst-case.")  # fmt: skip
+@click.option("--device", default="cpu", show_default=True, metavar="NAME",
+              help="cpu, or cuda to draw every score on a GPU where it can.")  # fmt: skip
 @click.option("--seed", default="0", show_default=True, metavar="INTEGER", help="Same seed, same bits.")
 @click.option("--alpha", default="1e-3", show_default=True, metavar="NUMBER",
               help="Probability that any verdict of the run is wrong.")  # fmt: skip
@@ -167,11 +169,10 @@ def check_command(**options: Any) -> int:
     if options["resume"] and options["out"] is None:
         raise InputError("resume", "without --out", "name the folder to continue with --out DIR")
     _check_outputs(options)
-    from theory_lab.experiments import build_cases, build_pieces, run
+    from theory_lab.experiments import prepare, run
     from theory_lab.progress import make_progress
 
-    build_cases(settings)  # what is impossible must not leave anything on disk
-    build_pieces(settings)
+    prepare(settings)  # what is impossible must not leave anything on disk
     store = _open_store(options)
     partial: list[pd.DataFrame] = []
     try:
@@ -220,6 +221,7 @@ def _settings(options: dict[str, Any]) -> Settings:
         **grids,
         trials=trials,
         estimator=options["estimator"],
+        device=options["device"],
         seed=one_whole(options["seed"], "seed"),
         alpha=one_number(options["alpha"], "alpha"),
         tolerance=one_number(options["tolerance"], "tolerance"),

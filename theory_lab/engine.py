@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 
 from theory_lab.errors import InputError, WorkerError
-from theory_lab.estimation import SAMPLERS, BlockSum, Cell
+from theory_lab.estimation import BlockSum, Cell, sampler
 from theory_lab.streams import Streams
 from theory_lab.studies import STUDIES, Finding, Piece
 
@@ -38,7 +38,12 @@ class Task:
     @property
     def seconds(self) -> float:
         """Rough cost."""
-        return SAMPLERS[self.cell.estimator].seconds_per_trial(self.cell) * sum(t for _, t in self.blocks)
+        return sampler(self.cell).seconds_per_trial(self.cell) * sum(t for _, t in self.blocks)
+
+    @property
+    def here(self) -> bool:
+        """Whether it must run in this process: there is one GPU, and it takes one process's work at a time."""
+        return self.cell.device != "cpu"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ class PieceTask:
     def seconds(self) -> float:
         """Rough cost."""
         return self.piece.cost
+
+    @property
+    def here(self) -> bool:
+        """Whether it must run in this process."""
+        return self.piece.local
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ def run_task(task: Task | PieceTask) -> TaskResult:
     if isinstance(task, PieceTask):
         findings = tuple(STUDIES[task.piece.study].work(task.piece, task.seed))
         return TaskResult(task, (), findings, time.perf_counter() - started)
-    estimator, digest = SAMPLERS[task.cell.estimator], task.cell.digest
+    estimator, digest = sampler(task.cell), task.cell.digest
     done = tuple(estimator.run_block(task.cell, block, trials, Streams(digest, block)) for block, trials in task.blocks)
     return TaskResult(task, done, (), time.perf_counter() - started)
 
@@ -81,7 +91,7 @@ def plan_tasks(cell: Cell, trials: int, have: Iterable[BlockSum] = ()) -> list[T
     Blocks already drawn in full are kept; a last, partial block is drawn again at its new size, which begins with
     the same numbers.
     """
-    estimator = SAMPLERS[cell.estimator]
+    estimator = sampler(cell)
     size = estimator.block_trials(cell)
     if trials > _MOST_BLOCKS * size:
         raise InputError("trials", trials, f"at most {_MOST_BLOCKS * size} are allowed for this cell")
@@ -139,19 +149,15 @@ class Engine:
 
     def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[TaskResult]:
         """Yield results as they finish; after ``deadline`` (``time.monotonic``) no further task is begun."""
-        here = [task for task in tasks if isinstance(task, PieceTask) and task.piece.local]
-        for own in here:
-            if time.monotonic() < deadline:
-                yield run_task(own)
-        tasks = [task for task in tasks if task not in here] if here else tasks
-        executor = self._executor(tasks)
+        elsewhere = [task for task in tasks if not task.here]
+        executor = self._executor(elsewhere)
         if executor is None:
             for task in tasks:
                 if time.monotonic() >= deadline:
                     return
                 yield run_task(task)
             return
-        waiting = iter(tasks)
+        waiting, own = iter(elsewhere), (task for task in tasks if task.here)
         running: set[Future[TaskResult]] = set()
         room = 4 * self._workers if self._given is None else 64
         while True:
@@ -160,9 +166,12 @@ class Engine:
                 if upcoming is None:
                     break
                 running.add(executor.submit(run_task, upcoming))
-            if not running:
+            mine = next(own, None) if time.monotonic() < deadline else None
+            if mine is not None:
+                yield run_task(mine)
+            elif not running:
                 return
-            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            finished, running = wait(running, None if mine is None else 0, FIRST_COMPLETED)
             for future in finished:
                 try:
                     result = future.result()

@@ -50,5 +50,9 @@ class WorkerError(TheoryLabError):
     """A worker process ended without an answer."""
 
 
+class DeviceError(TheoryLabError):
+    """A GPU that does not do what it is asked for (no memory left, a driver too old)."""
+
+
 class StoreError(TheoryLabError):
     """A results folder that cannot be read or written (full disk, permissions, another version)."""

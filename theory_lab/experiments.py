@@ -7,9 +7,10 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from theory_lab.cases import build_cases, build_pieces
+from theory_lab.cases import build_cases, build_pieces, device_notes
 from theory_lab.engine import Engine
 from theory_lab.errors import InputError, StoreError, TheoryLabError
+from theory_lab.estimation.device import require_gpu
 from theory_lab.grids import parse_budget
 from theory_lab.runner import COLUMNS, Runner
 from theory_lab.settings import Budget, Progress, Settings, Silent
@@ -20,7 +21,34 @@ if TYPE_CHECKING:
 
     from theory_lab.store import Store
 
-__all__ = ["COLUMNS", "Budget", "Progress", "Settings", "Silent", "build_cases", "build_pieces", "check", "run"]
+__all__ = [
+    "COLUMNS",
+    "Budget",
+    "Progress",
+    "Settings",
+    "Silent",
+    "build_cases",
+    "build_pieces",
+    "check",
+    "prepare",
+    "run",
+]
+
+
+def prepare(settings: Settings) -> None:
+    """Find out what is impossible before anything is drawn or written.
+
+    Raises
+    ------
+    InputError
+        If a combination is impossible, or something that it needs is missing.
+    DeviceError
+        If the GPU that was asked for does not work.
+    """
+    build_cases(settings)
+    build_pieces(settings)
+    if settings.device == "cuda":
+        require_gpu()
 
 
 def run(
@@ -49,8 +77,10 @@ def run(
     """
     cases = build_cases(settings)
     pieces, skipped = build_pieces(settings)
+    if settings.device == "cuda":
+        require_gpu()
     show = progress or Silent()
-    for line in skipped:
+    for line in [*skipped, *device_notes(settings, cases, pieces)]:
         show.say(line)
     runner = Runner(settings, cases, pieces, store, show)
     try:
@@ -91,6 +121,7 @@ def check(
     head_dim: int | Iterable[int] | None = None,
     trials: int | None = None,
     estimator: str = "auto",
+    device: str = "cpu",
     seed: int = 0,
     alpha: float = 1e-3,
     tolerance: float = 0.01,
@@ -127,6 +158,9 @@ def check(
         Rows (or weighted samples) a cell; by default about a second's worth at most. With ``budget``, the most.
     estimator : str
         ``auto``, ``direct``, ``tail``, ``importance``, ``exact`` or ``worst-case``.
+    device : str
+        ``cpu``, or ``cuda`` to draw every score on a GPU where its kernel knows the law (needs torch and triton). The
+        same seed draws other numbers there.
     seed : int
         Same seed, same bits, for any number of workers.
     alpha : float
@@ -157,6 +191,8 @@ def check(
         If an argument cannot be used; the message names it, its value and what is allowed.
     StoreError
         If the results folder cannot be used.
+    DeviceError
+        If the GPU fails.
 
     References
     ----------
@@ -175,6 +211,7 @@ def check(
         head_dim=_many(head_dim, "head_dim", _as_whole),
         trials=None if trials is None else _one(trials, "trials", _as_whole, "a whole number is allowed"),
         estimator=estimator,
+        device=device,
         seed=validate_seed(seed),
         alpha=_one(alpha, "alpha", float, "a number is allowed"),
         tolerance=_one(tolerance, "tolerance", float, "a number is allowed"),
@@ -186,9 +223,8 @@ def check(
     if resume and out is None:
         raise InputError("resume", True, "it needs out=DIR, the folder to continue")
     store = None
+    prepare(settings)  # what is impossible must not leave a folder behind
     if out is not None:
-        build_cases(settings)  # what is impossible must not leave a folder behind
-        build_pieces(settings)
         from theory_lab.store import Store
 
         store = Store(out, resume)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from theory_lab import __version__
 from theory_lab.cases import Case, evaluate
 from theory_lab.engine import Engine, PieceTask, Task, TaskResult, merge, plan_tasks
-from theory_lab.estimation import SAMPLERS, BlockSum, Cell, Sample, default_trials
+from theory_lab.estimation import BlockSum, Cell, Sample, default_trials, sampler
 from theory_lab.estimation.intervals import Interval, interval
 from theory_lab.estimation.verdicts import Decision, Test, Verdict, decide
 from theory_lab.settings import Budget, Progress, Settings
@@ -43,7 +43,7 @@ class Work:
 
     def sample(self) -> Sample:
         """The pooled observations."""
-        return SAMPLERS[self.cell.estimator].pool(self.cell, self.blocks)
+        return sampler(self.cell).pool(self.cell, self.blocks)
 
 
 #: Columns of a row, in order.
@@ -122,7 +122,7 @@ class Runner:
         stored = {work.cell: work.blocks for work in self._works.values()}
         for work in self._works.values():
             work.blocks = []
-            first = SAMPLERS[work.cell.estimator].block_trials(work.cell)
+            first = sampler(work.cell).block_trials(work.cell)
             work.target = int(min(first, max(1, default_trials(work.cell) >> 4), cap))
         pieces = self._piece_tasks()
         # How much a sequential run will draw is not known; its cells are what can be counted.
@@ -205,7 +205,7 @@ class Runner:
 
     def _is_random(self, case: Case) -> bool:
         cell = case.cell(self._settings.seed)
-        return cell is not None and SAMPLERS[cell.estimator].empty_sample(cell).model != "certain"
+        return cell is not None and sampler(cell).empty_sample(cell).model != "certain"
 
     def _tests(self, cases: Sequence[Case]) -> list[Test]:
         return [Test(case.bound, partial(self._interval, case), self._is_random(case)) for case in cases]
@@ -297,8 +297,8 @@ class Runner:
             **self._common(seconds),
         }
 
-    def _common(self, seconds: float) -> dict[str, Any]:
-        return {"seed": self._settings.seed, "device": "cpu", "seconds": seconds, "version": __version__}
+    def _common(self, seconds: float, device: str = "cpu") -> dict[str, Any]:
+        return {"seed": self._settings.seed, "device": device, "seconds": seconds, "version": __version__}
 
     def _row(self, case: Case, decision: Decision) -> dict[str, Any]:
         point, cell = case.point, case.cell(self._settings.seed)
@@ -338,7 +338,7 @@ class Runner:
             "verdict": str(decision.verdict),
             "assumptions": "; ".join(case.claim.unmet(point)) or "met",
             "note": note,
-            **self._common(seconds),
+            **self._common(seconds, case.device),
         }
 
 
@@ -358,13 +358,13 @@ def _relative(finding: Finding, estimate: float, standard_error: float) -> float
 
 def _cut_blocks(blocks: Iterable[BlockSum], cell: Cell, trials: int) -> list[BlockSum]:
     """The blocks of a run of ``trials`` trials, without what a longer run left in the store."""
-    size = SAMPLERS[cell.estimator].block_trials(cell)
+    size = sampler(cell).block_trials(cell)
     return [b for b in blocks if b.trials == min(size, trials - b.block * size)]
 
 
 def _contiguous(work: Work) -> list[BlockSum]:
     """Blocks before the first gap, and before the first one cut short."""
-    size = SAMPLERS[work.cell.estimator].block_trials(work.cell)
+    size = sampler(work.cell).block_trials(work.cell)
     kept = []
     for expected, block in enumerate(work.blocks):
         if block.block != expected:

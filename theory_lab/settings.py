@@ -11,6 +11,7 @@ from theory_lab.claims import CLAIMS
 from theory_lab.claims.base import whole
 from theory_lab.errors import InputError
 from theory_lab.estimation import validate_estimator
+from theory_lab.estimation.device import DEVICES
 from theory_lab.estimation.verdicts import validate_levels
 from theory_lab.noise import ANY_LAW, get_family
 from theory_lab.noise.copula import Dependence
@@ -100,6 +101,7 @@ class Settings:
     head_dim: tuple[int, ...] | None = None
     trials: int | None = None
     estimator: str = "auto"
+    device: str = "cpu"
     seed: int = 0
     alpha: float = 1e-3
     tolerance: float = 0.01
@@ -109,6 +111,10 @@ class Settings:
     def __post_init__(self) -> None:
         validate_estimator(self.estimator)
         validate_seed(self.seed)
+        if self.device not in DEVICES:
+            raise InputError("device", self.device, f"{' or '.join(DEVICES)} is allowed")
+        if self.device == "cuda" and self.estimator not in ("auto", "direct"):
+            raise InputError("estimator", self.estimator, "with the device cuda, auto or direct is allowed")
         validate_levels(self.alpha, self.tolerance)
         if self.trials is not None:
             whole(self.trials, "trials", 1, 10**15)

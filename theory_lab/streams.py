@@ -22,6 +22,9 @@ from theory_lab.errors import InputError
 
 STREAM_VERSION = 1
 
+#: The recipe of cells drawn on a GPU (block sizes and block keys included), in their names; see ``estimation.device``.
+GPU_STREAM = "theory_kernels.exceedance-1"
+
 U64 = npt.NDArray[np.uint64]
 F64 = npt.NDArray[np.float64]
 

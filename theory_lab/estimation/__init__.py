@@ -8,6 +8,7 @@ from theory_lab.claims.base import Point, Statistic
 from theory_lab.claims.tda import exact_consensus, exact_survivors
 from theory_lab.errors import InputError, hint
 from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample, never_exceeds
+from theory_lab.estimation.device import ON_GPU
 from theory_lab.estimation.direct import Direct
 from theory_lab.estimation.importance import Importance
 from theory_lab.estimation.tail import Tail
@@ -23,6 +24,8 @@ __all__ = [
     "Sample",
     "choose",
     "default_trials",
+    "sampler",
+    "suits_gpu",
     "validate_estimator",
 ]
 
@@ -38,6 +41,8 @@ _DIRECT_DRAWS = 1 << 27
 _MOST_ROWS = 1 << 22
 _CELL_SECONDS = 1.0
 _ENOUGH_EVENTS = 1e4  # a relative error of 1%
+_GPU_ROWS = 1 << 24
+_GPU_EVENTS = 25.0  # a relative error of 20%
 
 
 def validate_estimator(name: str) -> str:
@@ -73,18 +78,34 @@ def choose(statistic: Statistic, point: Point) -> str:
     return "importance" if expected < 0.05 else "tail"
 
 
+def suits_gpu(statistic: Statistic, point: Point) -> bool:
+    """Whether ``auto`` draws a cell in full on the GPU: 25 events or more are expected in the default trials."""
+    if never_exceeds(point):
+        return False
+    trials = default_trials(Cell(statistic, point, "direct", 0, "cuda"))
+    return _expected(statistic, point) * trials >= _GPU_EVENTS
+
+
+def sampler(cell: Cell) -> Estimator:
+    """What draws a cell."""
+    return SAMPLERS[cell.estimator] if cell.device == "cpu" else ON_GPU
+
+
 def _most_direct_rows(point: Point) -> int:
     per_draw = 16 if point.rho or point.key_rho else 1
     return min(_MOST_ROWS, _DIRECT_DRAWS // (per_draw * point.length))
 
 
 def default_trials(cell: Cell) -> int:
-    """Trials of a cell when none are asked for, at most about a second of one core.
+    """Trials of a cell when none are asked for, at most about a second of one core, or of a GPU like the H200.
 
-    ``direct``: 2^22 rows or 2^27 scores; ``tail``: 2^20 rows; ``importance``: 2^18 weighted samples.
+    ``direct``: 2^22 rows or 2^27 scores; ``tail``: 2^20 rows; ``importance``: 2^18 weighted samples. On a GPU: 2^24
+    rows or a second's worth.
     """
-    estimator = SAMPLERS[cell.estimator]
+    estimator = sampler(cell)
     wanted = {"direct": _most_direct_rows(cell.point), "tail": 1 << 20, "importance": 1 << 18}[cell.estimator]
+    if cell.device != "cpu":
+        wanted = _GPU_ROWS
     affordable = int(_CELL_SECONDS / estimator.seconds_per_trial(cell))
     if estimator.empty_sample(cell).model == "certain":
         return 1

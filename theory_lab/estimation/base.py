@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from theory_lab.claims.base import Point, Statistic
-from theory_lab.streams import Streams, cell_digest
+from theory_lab.streams import GPU_STREAM, Streams, cell_digest
 
 #: How the observations of a sample may be trusted, which decides the interval:
 #: ``bernoulli``: independent zeros and ones; ``bounded``: independent values in [0, ceiling];
@@ -25,10 +25,12 @@ class Cell:
     point: Point
     estimator: str
     seed: int
+    device: str = "cpu"
 
     def identity(self) -> dict[str, Any]:
         """What the draws depend on, apart from the seed."""
-        return {"statistic": self.statistic, "estimator": self.estimator, **self.point.identity()}
+        stream = {} if self.device == "cpu" else {"stream": GPU_STREAM}
+        return {"statistic": self.statistic, "estimator": self.estimator, **stream, **self.point.identity()}
 
     @property
     def digest(self) -> str:
@@ -83,6 +85,8 @@ class Sample:
         Largest possible observation, for ``bounded``.
     note : str
         How the numbers came about, in a few words.
+    resolution : float
+        How far the probability of a ``bernoulli`` drawn may lie below the true one.
     """
 
     model: Model
@@ -93,6 +97,7 @@ class Sample:
     scale: float = 1.0
     ceiling: float = math.inf
     note: str = ""
+    resolution: float = 0.0
 
     @property
     def estimate(self) -> float:

@@ -141,9 +141,10 @@ def interval(sample: Sample, error: float, look: int = 0, prior: float = 0.0) ->
     if sample.model == "bernoulli":
         if look:
             low, high = beta_mixture(int(hits), size, error, prior / sample.scale)
-            return Interval(sample.scale * low, sample.scale * high, "beta-mixture")
-        low, high = clopper_pearson(int(hits), size, error)
-        return Interval(sample.scale * low, sample.scale * high, "clopper-pearson")
+        else:
+            low, high = clopper_pearson(int(hits), size, error)
+        high = min(1.0, high + sample.resolution)
+        return Interval(sample.scale * low, sample.scale * high, "beta-mixture" if look else "clopper-pearson")
     spent = error * 6.0 / (math.pi * look) ** 2 if look else error
     mean = sample.total / size
     if sample.model == "bounded":
