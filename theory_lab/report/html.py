@@ -87,7 +87,10 @@ def _section(section: Section, index: int) -> dict[str, Any]:
 
 
 def _table(table: Table, name: str, places: dict[str, str]) -> dict[str, Any]:
-    widths = [width + 3 for width in table.widths()]  # three characters' worth of padding
+    # Padding is worth three characters, and digits are wider than letters.
+    widths = [
+        3 + width * (1.2 if c.kind == "number" else 1.0) for c, width in zip(table.columns, table.widths(), strict=True)
+    ]
     return {
         "id": name,
         "title": visible(table.title),
@@ -96,7 +99,7 @@ def _table(table: Table, name: str, places: dict[str, str]) -> dict[str, Any]:
         "columns": table.columns,
         # Fixed shares: a browser that had to look at every cell would take a second to sort a thousand rows.
         "widths": [f"{100 * width / sum(widths):.2f}%" for width in widths],
-        "pixels": round(6.6 * sum(widths)),
+        "pixels": round(6.8 * sum(widths)),
         "choices": [(i, visible(c.title), table.choices(i)) for i, c in enumerate(table.columns) if c.chosen],
         "rows": [
             [(cell.text, "" if cell.value is None else repr(cell.value), places.get(cell.target, "")) for cell in row]

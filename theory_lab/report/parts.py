@@ -30,7 +30,7 @@ def _shown(character: str) -> str:
 
 
 #: Characters beyond which a column's text breaks into lines.
-_WIDEST: dict[Kind, int] = {"text": 22, "number": 22, "verdict": 16, "note": 26}
+_WIDEST: dict[Kind, int] = {"text": 20, "number": 22, "verdict": 16, "note": 24}
 
 
 @dataclass(frozen=True)
