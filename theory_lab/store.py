@@ -165,6 +165,8 @@ class Store:
 
         columns = _columns(blocks)
         about = {"cell": cell.identity(), "seed": cell.seed, "checksum": _checksum(cell, columns), **provenance()}
+        if cell.device != "cpu":
+            about |= {name: metadata.version(name) for name in ("torch", "triton")}
         table = pa.table(columns, schema=_schema()).replace_schema_metadata(
             {_KEY: json.dumps(about, sort_keys=True).encode()}
         )
