@@ -264,7 +264,15 @@ def command_line(settings: object) -> str:
         if values:
             flag = "--lambda" if name == "lam" else "--" + name.replace("_", "-")
             words += [flag, ",".join(map(_plain, values))]
-    defaults = {"trials": None, "estimator": "auto", "seed": 0, "alpha": 1e-3, "tolerance": 0.01, "bound_scale": 1.0}
+    defaults = {
+        "trials": None,
+        "estimator": "auto",
+        "device": "cpu",
+        "seed": 0,
+        "alpha": 1e-3,
+        "tolerance": 0.01,
+        "bound_scale": 1.0,
+    }
     for name, default in defaults.items():
         value = settings.get(name, default)
         if value != default or name == "seed":

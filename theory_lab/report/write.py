@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from theory_lab.errors import InputError
-from theory_lab.report import check
+from theory_lab.report import check, maps
 from theory_lab.report.parts import Section
 from theory_lab.report.sources import Source, read
 
-SECTIONS: dict[str, Callable[[Source, bool, Callable[[str], None]], Section]] = {"check": check.check_section}
+SECTIONS: dict[str, Callable[[Source, bool, Callable[[str], None]], Section]] = {
+    "check": check.check_section,
+    "audit": maps.audit_section,
+    "phase": maps.phase_section,
+}
 
 
 def _quiet(message: str) -> None:
