@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: check test lint format types figures bench clean
+.PHONY: check test lint format types figures docs bench clean
 .DELETE_ON_ERROR:
 
 # The main job: every claim over every noise family, as a table and a picture. Exit code 1 says that a paper's claim is
@@ -52,6 +52,10 @@ figures: $(VENV)/.core
 	$(call draw,eta-example,eta/example)
 	$(BIN)/theory-lab phase --plot figures/ours/phase.png --out figures/ours/phase.csv
 
+# The documentation as a site in site/; a warning or a dead link is an error.
+docs: $(VENV)/.docs
+	$(BIN)/python -m mkdocs build --strict
+
 # Rates of the samplers as ratios within one run; see benchmarks/README.md.
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/sampling.py
@@ -74,5 +78,9 @@ $(VENV)/.dev: $(VENV)/.test
 	$(PIP) $$($(BIN)/python tools/group.py dev)
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.core
+	$(PIP) $$($(BIN)/python tools/group.py docs)
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
