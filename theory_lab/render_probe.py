@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from theory_lab.render import _console, _table, number
 
@@ -55,34 +55,26 @@ def print_probe(result: ProbeResult) -> None:
         lines.append([f"{length:,}", *(_cell(part, name) for name, _ in columns)])
     weights = result.plan.mechanism.label
     title = result.model if weights == "model" else f"{result.model}, weights of {weights} on its queries and keys"
-    # A table as wide as the terminal; what does not fit goes below.
+    # Tables as wide as the terminal: what does not fit beside the rest goes below it.
     while columns:
-        table = _table(("tokens T", "r"), *((title, "r") for _, title in columns), title=title)
+        count = max(1, _fitting(console.width, [name for _, name in columns], lines))
+        table = _table(("tokens T", "r"), *((name, "r") for _, name in columns[:count]), title=title)
         for line in lines:
-            table.add_row(*line[: len(columns) + 1])
-        if console.measure(table, options=console.options.update(width=1000)).maximum <= console.width:
-            console.print(table)
-            break
-        half = max(1, _fitting(console, columns, lines, title))
-        table = _table(("tokens T", "r"), *((name, "r") for _, name in columns[:half]), title=title)
-        for line in lines:
-            table.add_row(*line[: half + 1])
+            table.add_row(*line[: count + 1])
         console.print(table)
-        columns, lines, title = columns[half:], [[line[0], *line[half + 1 :]] for line in lines], ""
+        columns, lines, title = columns[count:], [[line[0], *line[count + 1 :]] for line in lines], ""
     for note in _notes(result, summary):
         console.print(note, soft_wrap=True, markup=False)
 
 
-def _fitting(console: Any, columns: list[tuple[str, str]], lines: list[list[str]], title: str) -> int:
-    """How many columns fit beside the first."""
-    width = max(len("tokens T"), *(len(line[0]) for line in lines))
-    count = 0
-    for index, (_, name) in enumerate(columns, 1):
-        width += 2 + max(len(name), *(len(line[index]) for line in lines))
-        if width > console.width:
-            break
-        count = index
-    return count
+def _fitting(width: int, titles: list[str], lines: list[list[str]]) -> int:
+    """How many columns fit beside the first; each takes three more places than its text."""
+    used = 3 + max(len("tokens T"), *(len(line[0]) for line in lines))
+    for count, title in enumerate(titles):
+        used += 3 + max(len(title), *(len(line[count + 1]) for line in lines))
+        if used > width:
+            return count
+    return len(titles)
 
 
 def _columns(summary: pd.DataFrame, result: ProbeResult) -> list[tuple[str, str]]:
@@ -114,7 +106,7 @@ def _cell(part: pd.DataFrame, name: str) -> str:
         return text
     if row.ci_low == row.ci_high:
         return text
-    return f"{text} ({short(row.ci_low)} to {short(row.ci_high)})"
+    return f"{text} ({short(row.ci_low)}, {short(row.ci_high)})"
 
 
 def short(value: float) -> str:
@@ -139,7 +131,7 @@ def _notes(result: ProbeResult, summary: pd.DataFrame) -> list[str]:
         f"text{'s' if len(texts) > 1 else ''}{windows}: {listed}.",
         f"In parentheses: {METHOD}."
         if len(texts) > 1
-        else "One text: no interval, since the heads and tokens of one text are no independent sample. Give more texts.",
+        else "One text: no interval, since heads and tokens of one text are no independent sample. Give more texts.",
     ]
     if any(summary.measure.str.startswith("g_sink_ratio")):
         lines.append(

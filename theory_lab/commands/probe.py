@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--text", "texts", multiple=True, metavar="FILE",
               help="Text to read; - is standard input. Repeatable. Default: six shipped texts.")  # fmt: skip
 @click.option("--length", multiple=True, metavar="NUMBERS",
-              help="Tokens T of a sequence, such as 1024 or 64:8192:x2. Default: 64:1024:x2.")  # fmt: skip
+              help="Tokens T of a sequence, such as 1024 or 64:8192:x2. Default: 64:2048:x2.")  # fmt: skip
 @click.option("--layers", multiple=True, metavar="NUMBERS", help="Layers, from 0, such as 0,5 or 0:28:+4. Default: all.")
 @click.option("--heads", multiple=True, metavar="NUMBERS", help="Query heads, from 0. Default: all.")
 @click.option("--metrics", multiple=True, metavar="NAMES",

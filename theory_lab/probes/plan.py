@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from theory_lab.probes.summary import summarize
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_MODEL = "smollm2-135m"
-DEFAULT_LENGTHS = (64, 128, 256, 512, 1024)
+DEFAULT_LENGTHS = (64, 128, 256, 512, 1024, 2048)
 NEAR_ZERO = (1e-6, 1e-3)
 SINK_EPS = 0.3
 
@@ -57,10 +57,14 @@ class ProbeResult:
     unseen: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     complete: bool = True
+    _summaries: dict[bool, pd.DataFrame] = field(default_factory=dict, repr=False, compare=False)
 
     def summary(self, *, by_layer: bool = False) -> pd.DataFrame:
         """Averages over heads, layers and windows with intervals over texts; see :func:`summarize`."""
-        return summarize(self.rows, by_layer=by_layer, sink_eps=self.plan.sink_eps, seed=self.plan.seed)
+        if by_layer not in self._summaries:
+            eps, seed = self.plan.sink_eps, self.plan.seed
+            self._summaries[by_layer] = summarize(self.rows, by_layer=by_layer, sink_eps=eps, seed=seed)
+        return self._summaries[by_layer].copy()
 
     def plot(self, path: str) -> list[str]:
         """Draw the pictures into a folder, or one of them into a file; see ``theory_lab.figures.probe_plot``."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from theory_lab.errors import InputError
 from theory_lab.probes import measures, texts
 from theory_lab.probes.accumulate import HeadSums, Vectors, head_measures, pack, parts_needed
 from theory_lab.probes.keep import ProbeFolder
@@ -176,17 +175,16 @@ class Run:
         self._name_unseen(seen)
 
     def _name_unseen(self, seen: Any) -> None:
-        unseen = tuple(str(name) for name in seen.unseen)
+        """Say once which layers could not be watched, and why; InputError if that is all of them."""
+        from theory_lab.probes.watching import spans
+
+        missing = seen.unseen
         if not seen.seen:
-            raise InputError(
-                "model",
-                self.loaded.name,
-                "none of its layers computes attention through transformers' AttentionInterface, so none can be watched"
-                + (f": {', '.join(unseen[:3])}" if unseen else ""),
-            )
-        if unseen and not self.unseen:
-            self.unseen = unseen
-            text = f"not watched, {len(unseen)} layers: {', '.join(unseen[:8])}{', ...' if len(unseen) > 8 else ''}"
+            seen.check()
+        if missing and not self.unseen:
+            self.unseen = tuple(f"{layer}" for layer in missing)
+            reasons = "; ".join(dict.fromkeys(missing.values()))
+            text = f"layers not watched: {spans(missing)} ({reasons}); measured: {spans(seen.seen)}"
             self.progress.say(text)
             self.notes.append(text)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from theory_lab.probes.bootstrap import ends, resample
+from theory_lab.probes.measures import F64
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,6 +21,7 @@ _FACTS = ("rows", "visible", "top_key", "calls")
 #: Measures of which a maximum over heads and texts is taken, without an interval.
 _EXTREME = ("max_abs", "max_abs_1", "max_abs_2", "score_max", "score_max_1", "score_max_2")
 _LOWEST = ("score_min", "score_min_1", "score_min_2")
+_COLUMNS = 512
 
 
 def summarize(rows: pd.DataFrame, *, by_layer: bool = False, sink_eps: float = 0.3, seed: int = 0) -> pd.DataFrame:
@@ -56,37 +59,67 @@ def summarize(rows: pd.DataFrame, *, by_layer: bool = False, sink_eps: float = 0
     table["dead_heads"] = table.pop("dead_head").astype(float)
     measured = [c for c in table.columns if c not in (*KEYS, *_FACTS)]
     keys = ["weights", "length", *(["layer"] if by_layer else [])]
-    groups = table.groupby([*keys, "text"], sort=True)
-    means = groups[measured].mean()
-    counts = groups[measured].count()
-    highest, lowest = groups[measured].max(), groups[measured].min()
     texts = list(dict.fromkeys(rows.text))
+    groups = table.groupby([*keys, "text"], sort=True)
+    places = table.groupby(keys, sort=True).size().index
+    full = pd.MultiIndex.from_product([range(len(places)), texts])
+    full = pd.MultiIndex.from_tuples([(*_tuple(places[at]), text) for at, text in full], names=[*keys, "text"])
+    shape = (len(places), len(texts), len(measured))
+    means = groups[measured].mean().reindex(full).to_numpy(float).reshape(shape)
+    counts = groups[measured].count().reindex(full, fill_value=0).to_numpy().reshape(shape).max(1)
+    highest, lowest = groups[measured].max(), groups[measured].min()
+    estimate, low, high, number = _intervals(means, seed)
+    for extremes, names, pick in ((highest, _EXTREME, "max"), (lowest, _LOWEST, "min")):
+        for name in names:
+            if name in measured:
+                at = measured.index(name)
+                estimate[:, at] = getattr(extremes[name].groupby(level=keys, sort=True), pick)().to_numpy(float)
+                low[:, at] = high[:, at] = math.nan
+    dead = estimate[:, measured.index("dead_heads")]
     records = []
-    for key, block in means.groupby(level=keys, sort=True):
-        at = dict(zip(keys, key if isinstance(key, tuple) else (key,), strict=True))
-        present = [t for t in texts if (*at.values(), t) in block.index]
-        where = pd.MultiIndex.from_tuples([(*at.values(), t) for t in present], names=[*keys, "text"])
-        values = block.loc[where]
-        dead = float(values["dead_heads"].mean())
-        for name in measured:
-            x = values[name].to_numpy(float)
-            heads = counts.loc[where, name].to_numpy()
-            if name in _EXTREME or name in _LOWEST:
-                extreme = highest.loc[where, name].max() if name in _EXTREME else lowest.loc[where, name].min()
-                found = (float(extreme), math.nan, math.nan, len(x))
-            else:
-                found = _interval(x, seed)
-            record = dict(zip(("estimate", "ci_low", "ci_high", "texts"), found, strict=True))
-            records.append({**at, "measure": name, **record, "heads": int(heads.max(initial=0)), "dead_heads": dead})
+    for at, place in enumerate(places):
+        where = dict(zip(keys, _tuple(place), strict=True))
+        for m, name in enumerate(measured):
+            records.append(
+                {
+                    **where,
+                    "measure": name,
+                    "estimate": estimate[at, m],
+                    "ci_low": low[at, m],
+                    "ci_high": high[at, m],
+                    "texts": int(number[at, m]),
+                    "heads": int(counts[at, m]),
+                    "dead_heads": dead[at],
+                }
+            )
     return pd.DataFrame(records)
 
 
-def _interval(x: np.ndarray, seed: int) -> tuple[float, float, float, int]:
-    x = x[~np.isnan(x)]
-    if x.size < 2:
-        return (float(x[0]) if x.size else math.nan, math.nan, math.nan, x.size)
-    estimate = float(x.mean())
-    if np.ptp(x) == 0:
-        return estimate, estimate, estimate, x.size
-    low, high = ends(x[resample(x.size, seed)].mean(-1), x.size)
-    return estimate, float(low), float(high), x.size
+def _tuple(place: Any) -> tuple[Any, ...]:
+    return place if isinstance(place, tuple) else (place,)
+
+
+def _intervals(values: F64, seed: int) -> tuple[F64, F64, F64, npt.NDArray[np.int64]]:
+    """Mean over the texts (axis 1) of (P, texts, M) with its interval; NaN texts are left out."""
+    shape = values.shape[0], values.shape[2]
+    flat = np.moveaxis(values, 1, 0).reshape(values.shape[1], -1)
+    there = ~np.isnan(flat)
+    number = there.sum(0)
+    estimate, low, high = (np.full(flat.shape[1], np.nan) for _ in range(3))
+    some = number > 0
+    estimate[some] = np.nansum(flat[:, some], 0) / number[some]
+    for pattern in np.unique(there.T, axis=0):
+        texts = int(pattern.sum())
+        if texts < 2:
+            continue
+        (columns,) = np.nonzero((pattern == there.T).all(-1))
+        picks = resample(texts, seed)
+        weights = np.zeros((len(picks), texts))
+        np.add.at(weights, (np.arange(len(picks))[:, None], picks), 1.0 / texts)
+        for part in np.array_split(columns, -(-len(columns) // _COLUMNS)):
+            x = flat[pattern][:, part]
+            low[part], high[part] = ends(weights @ x, texts)
+            # Rounding must not make an interval of what is constant.
+            constant = np.ptp(x, axis=0) == 0
+            low[part[constant]] = high[part[constant]] = estimate[part[constant]]
+    return estimate.reshape(shape), low.reshape(shape), high.reshape(shape), number.reshape(shape)
