@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,9 +22,12 @@ class Sizes:
     block: int
 
 
-# A chunk of 2^17 float32 is 512 KiB, about one core's second cache; a block of rows may lie in the third.
-CPU = Sizes(rows=256, keys=1024, chunk=1 << 17, block=1 << 23)
+# A chunk of 2^19 float32 is 2 MiB: small enough for the caches, large enough that starting threads costs little.
+CPU = Sizes(rows=256, keys=4096, chunk=1 << 19, block=1 << 23)
 GPU = Sizes(rows=1024, keys=16384, chunk=1 << 24, block=1 << 27)
+
+# Added to what is hidden. Stands for -inf in logits: exp gives 0 and 0 times it is 0. No real logit comes near.
+FLOOR = -1e30
 
 
 class Workspace:
@@ -100,6 +104,12 @@ class Block:
         torch.baddbmm(out, self.q[view], keys, beta=0.0, alpha=factor, out=out)
         return out.unflatten(1, (r, n))
 
+    def bias(self, chunk: tuple[int, int], dtype: torch.dtype) -> torch.Tensor | None:
+        """0 for visible pairs, the floor for hidden ones, broadcastable to the scores; None where all are visible."""
+        hidden = self.hidden(chunk)
+        # torch fills and selects by a bool an order of magnitude slower than it adds.
+        return None if hidden is None else hidden.to(dtype).mul_(FLOOR)
+
     def hidden(self, chunk: tuple[int, int], gap: int | None = None) -> torch.Tensor | None:
         """Pairs of the chunk that do not count, broadcastable to its scores; None where all do."""
         first, last = self.rows[0] + self.offset, self.rows[1] - 1 + self.offset
@@ -118,7 +128,7 @@ class Block:
 def blocks(views: list[tuple[torch.Tensor, torch.Tensor]], request: Request) -> Iterator[Block]:
     """Every block, in a fixed order."""
     q0, k0 = views[0]
-    (batch, h, _, _), (g, _) = q0.shape, k0.shape[1:3]
+    h, g = q0.shape[1], k0.shape[1]
     share = h // g
     see = request.see
     sizes = CPU if q0.device.type == "cpu" else GPU
@@ -134,7 +144,7 @@ def blocks(views: list[tuple[torch.Tensor, torch.Tensor]], request: Request) -> 
             width = min(sizes.keys, max(8, sizes.chunk // (share * step) // 8 * 8))
             together = max(1, min(g, sizes.chunk // (share * step * max(1, min(width, high - low)))))
             together = max(1, min(together, sizes.block // (share * step * max(high - low, 1))))
-            chunks = [(at, min(at + width, high)) for at in range(low, high, width)]
+            chunks = _chunks(see, (row, row + step), (low, high), offset, request.moment_gap, width)
             for first in range(0, g, together) if chunks else ():
                 groups = (first, min(first + together, g))
                 heads = slice(groups[0] * share, groups[1] * share)
@@ -149,21 +159,28 @@ def blocks(views: list[tuple[torch.Tensor, torch.Tensor]], request: Request) -> 
             row += step
 
 
+def _chunks(
+    see: Visibility, rows: tuple[int, int], keys: tuple[int, int], offset: int, gap: int, width: int
+) -> list[tuple[int, int]]:
+    """Chunks of a block's keys; those that some row does not see are kept apart, for only they need a mask."""
+    first, last = rows[0] + offset, rows[1] - 1 + offset
+    low, high = keys
+    inner_low = low if see.before is None else min(max(low, last - see.before), high)
+    inner_high = high if see.after is None else max(min(high, first + see.after + 1 - (gap if see.causal else 0)), low)
+    cuts = [low, inner_low, inner_high, high] if inner_low < inner_high else [low, high]
+    return [(at, min(at + width, stop)) for start, stop in itertools.pairwise(cuts) for at in range(start, stop, width)]
+
+
 def _keys(see: Visibility, first: int, last: int, key0: int, key1: int, offset: int) -> tuple[int, int]:
     low = key0 if see.before is None else max(key0, first + offset - see.before)
     high = key1 if see.after is None else min(key1, last + offset + see.after + 1)
     return low, max(low, high)
 
 
-def count_true(x: torch.Tensor) -> torch.Tensor:
-    """Number of True along the last dimension, int64; torch's own sum of bools is several times slower."""
-    width = x.shape[-1]
-    if width % 8 or not x.is_contiguous():
-        return x.sum(-1)
-    words = x.view(torch.int64)
-    total = torch.zeros(x.shape[:-1], dtype=torch.int64, device=x.device)
-    # Eight counters a word, one a byte, none of which passes 255.
-    for part in words.split(255, -1):
-        packed = part.sum(-1, keepdim=True)
-        total += packed.view(torch.uint8).sum(-1)
-    return total
+def count_above(x: torch.Tensor, level: torch.Tensor | float, out: torch.Tensor) -> torch.Tensor:
+    """Entries above ``level`` along the last dimension, int64.
+
+    Compared into floats: torch compares into bools, and adds bools, several times slower. A sum of up to 2^24 ones
+    is exact in float32.
+    """
+    return torch.gt(x, level, out=out).sum(-1).to(torch.int64)

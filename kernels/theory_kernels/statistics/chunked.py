@@ -7,30 +7,29 @@ from __future__ import annotations
 
 import torch
 
-from .blocks import Block, Workspace, blocks, count_true
+from .blocks import FLOOR, Block, Workspace, blocks, count_above
 from .moments import Moments
 from .request import Request
 from .results import AttentionStatistics, ViewStatistics
 from .visibility import column_rows
 
-# Stands for -inf in logits: exp gives 0 and 0 times it is 0. No real logit comes near.
-_FLOOR = -1e30
-# The smallest row maximum: a row without keys stays below it.
-_EMPTY = -1e29
+# The smallest row maximum: what is hidden lies far below it, so a row without keys has only zeros.
+_EMPTY = FLOOR / 10
 _NEWTON_STEPS = 60
+_LOG2_E = 1.4426950408889634
+_LN_2 = 0.6931471805599453
 
 
 class Totals:
     """Sums of one map: rows (B, H, T), columns (B, H, S), and the visible entries that are not near zero."""
 
-    def __init__(self, request: Request, shape: tuple[int, int, int], device: torch.device):
-        wide = {"dtype": torch.float64, "device": device}
-        self.request = request
-        self.mass = torch.zeros(shape, **wide)
-        self.entropy = torch.zeros(shape, **wide)
-        self.maximum = torch.zeros(shape, **wide)
+    def __init__(self, request: Request, shape: torch.Size, device: torch.device, work: Workspace):
+        self.request, self.work = request, work
+        self.mass = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.entropy = torch.zeros_like(self.mass)
+        self.maximum = torch.zeros_like(self.mass)
         self.support = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.columns = torch.zeros((*shape[:2], request.see.keys if request.wants("columns") else 0), **wide)
+        self.columns = self.mass.new_zeros((*shape[:2], request.see.keys if request.wants("columns") else 0))
         self.large = torch.zeros((*shape[:2], len(request.near_zero)), dtype=torch.int64, device=device)
 
     def add(self, block: Block, chunk: tuple[int, int], w: torch.Tensor, whole: bool = True) -> None:
@@ -39,17 +38,20 @@ class Totals:
         ``entropy`` holds -sum w log w until :meth:`normalized_entropy`.
         """
         rows = (block.b, block.heads, slice(*block.rows))
+        spare = self.work.take("spare", tuple(w.shape))
         if self.request.wants("rows"):
             self.mass[rows] += w.sum(-1).double().flatten(0, 1)
             self.maximum[rows] = torch.maximum(self.maximum[rows], w.amax(-1).double().flatten(0, 1))
             if whole:
-                self.support[rows] += count_true(w > 0).flatten(0, 1)
-                self.entropy[rows] += torch.special.entr(w).sum(-1).double().flatten(0, 1)
+                self.support[rows] += count_above(w, 0.0, spare).flatten(0, 1)
+                logs = torch.clamp_min(w, torch.finfo(w.dtype).tiny, out=spare).log_().mul_(w)
+                self.entropy[rows] -= logs.sum(-1).double().flatten(0, 1)
         if self.request.wants("columns"):
             self.columns[block.b, block.heads, slice(*chunk)] += w.sum(-2).double().flatten(0, 1)
         if self.request.wants("near_zero"):
             for index, bound in enumerate(self.request.near_zero):
-                self.large[block.b, block.heads, index] += count_true(w >= bound).sum(-1).flatten()
+                counts = torch.ge(w, bound, out=spare).sum(-1).sum(-1, dtype=torch.float64)
+                self.large[block.b, block.heads, index] += counts.to(torch.int64).flatten()
 
     def normalized_entropy(self) -> torch.Tensor:
         """H of w / mass from -sum w log w: log(mass) - sum w log w / mass."""
@@ -76,25 +78,28 @@ class _Run:
         self.visible = request.visible(q.shape[1])
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.work = Workspace(self.dtype, q.device)
-        shape = tuple(q.shape[:3])
-        self.whole = Totals(request, shape, q.device)
-        self.views = [Totals(request, shape, q.device) for _ in views] if request.thresholded else []
+        shape = q.shape[:3]
+        self.whole = Totals(request, shape, q.device, self.work)
+        self.views = [Totals(request, shape, q.device, self.work) for _ in views] if request.thresholded else []
         self.consensus = torch.zeros(shape, dtype=torch.int64, device=q.device)
-        # What the products are multiplied by on their way out of the matrix product.
+        # What the products are multiplied by on their way out of the matrix product. Softmax works in powers of
+        # two: torch takes them twice as fast as those of e.
+        plain = request.softcap is None and request.eta_threshold is None
+        self.unit = _LOG2_E if request.weights in ("softmax", "eta") else 1.0
         self.factor = 1.0
         if not request.thresholded:
-            self.factor = request.scale / (request.softcap or 1.0)
+            self.factor = request.scale / (request.softcap or 1.0) * (self.unit if plain else 1.0)
         self.moments = Moments(views, request, self.factor) if request.wants("scores") else None
         self.tau = request.tau(self.visible, q.shape[-1]).to(self.dtype) if request.thresholded else None
 
     def logits(self, block: Block, chunk: tuple[int, int]) -> torch.Tensor:
-        """Logits of a chunk, hidden ones at the floor; adds the scores to the moments on the way."""
+        """Logits times ``unit``, hidden ones at the floor; adds the scores to the moments on the way."""
         request = self.request
         z = block.scores(0, chunk, self.factor, self.work, "scores")
         if self.moments is not None:
             self.moments.add(block, chunk, [z])
         if request.softcap is not None:
-            z.tanh_().mul_(request.softcap)
+            z.tanh_().mul_(request.softcap * (self.unit if request.eta_threshold is None else 1.0))
         if request.eta_threshold is not None:
             slope = z - block.cut(request.eta_threshold)[..., None].to(z.dtype)
             slope.mul_(request.eta_sharpness)
@@ -102,10 +107,9 @@ class _Run:
                 z.mul_(slope.sigmoid_())
             else:
                 z.add_(torch.nn.functional.logsigmoid(slope))
-        hidden = block.hidden(chunk)
-        if hidden is not None:
-            z.masked_fill_(hidden, _FLOOR)
-        return z
+            z.mul_(self.unit)
+        bias = block.bias(chunk, z.dtype)
+        return z if bias is None else z.add_(bias)
 
 
 def statistics(views: list[tuple[torch.Tensor, torch.Tensor]], request: Request) -> AttentionStatistics:
@@ -141,8 +145,8 @@ def statistics(views: list[tuple[torch.Tensor, torch.Tensor]], request: Request)
 def _softmax_block(block: Block, run: _Run) -> None:
     """One pass over the keys: each chunk's exponentials relative to its own maximum, joined at the end.
 
-    With m_c the maximum of chunk c, L_c = sum e^(z - m_c) and U_c = sum (m_c - z) e^(z - m_c), the entropy is
-    log L + U / L with all parts moved to the row's maximum: a sum of non-negative terms, nothing cancels.
+    With m_c the maximum of chunk c, L_c = sum 2^(z - m_c) and U_c = sum (m_c - z) 2^(z - m_c), the entropy is
+    log2 L + U / L bits with all parts moved to the row's maximum: a sum of non-negative terms, nothing cancels.
     """
     request, work = run.request, run.work
     rows, keep = request.wants("rows"), request.wants("columns") or request.wants("near_zero")
@@ -153,7 +157,7 @@ def _softmax_block(block: Block, run: _Run) -> None:
         z = run.logits(block, chunk)
         top = z.amax(-1, keepdim=True).clamp_min_(_EMPTY)
         z.sub_(top)
-        e = torch.exp(z, out=work.take("exponentials", tuple(z.shape), block.start(chunk) if keep else 0))
+        e = torch.exp2(z, out=work.take("exponentials", tuple(z.shape), block.start(chunk) if keep else 0))
         tops.append(top[..., 0])
         sums.append(e.sum(-1))
         if rows:
@@ -161,26 +165,26 @@ def _softmax_block(block: Block, run: _Run) -> None:
         held.append(e)
     tops_c, sums_c = torch.stack(tops).double(), torch.stack(sums).double()
     top = tops_c.amax(0)
-    share = (tops_c - top).exp()
+    share = (tops_c - top).exp2()
     total = (share * sums_c).sum(0)
     alive = total > 0
     safe = torch.where(alive, total, 1.0)
     # Relative to the row's maximum or its sink, whichever is larger.
     base, norm = top, safe
     if request.sinks is not None:
-        sink = request.sinks[block.heads].view(*block.shape[:2], 1)
+        sink = request.sinks[block.heads].view(*block.shape[:2], 1) * _LOG2_E
         base = torch.maximum(top, sink)
-        norm = safe * (top - base).exp() + (sink - base).exp()
-    lift = (top - base).exp() / norm
+        norm = safe * (top - base).exp2() + (sink - base).exp2()
+    lift = (top - base).exp2() / norm
     if rows:
         at_rows = (block.b, block.heads, slice(*block.rows))
         lag = (share * (torch.stack(lags).double() + (top - tops_c) * sums_c)).sum(0)
         run.whole.mass[at_rows] = (total * lift).flatten(0, 1)
-        run.whole.entropy[at_rows] = torch.where(alive, safe.log() + lag / safe, 0.0).flatten(0, 1)
+        run.whole.entropy[at_rows] = torch.where(alive, safe.log() + _LN_2 * lag / safe, 0.0).flatten(0, 1)
         run.whole.maximum[at_rows] = torch.where(alive, lift, 0.0).flatten(0, 1)
     if not keep:
         return
-    weight = (tops_c - base).exp() / norm
+    weight = (tops_c - base).exp2() / norm
     for index, chunk in enumerate(block.chunks):
         e = held[index]
         if request.wants("columns"):
@@ -188,9 +192,9 @@ def _softmax_block(block: Block, run: _Run) -> None:
             run.whole.columns[block.b, block.heads, slice(*chunk)] += part[..., 0, :].double().flatten(0, 1)
         if request.wants("near_zero"):
             for which, bound in enumerate(request.near_zero):
-                level = (bound / weight[index]).clamp_max(torch.finfo(e.dtype).max).to(e.dtype)
-                counts = count_true(e >= level[..., None]).sum(-1)
-                run.whole.large[block.b, block.heads, which] += counts.flatten()
+                level = (bound / weight[index]).clamp_max(torch.finfo(e.dtype).max).to(e.dtype)[..., None]
+                counts = torch.ge(e, level, out=work.take("spare", tuple(e.shape))).sum(-1)
+                run.whole.large[block.b, block.heads, which] += counts.sum(-1, dtype=torch.float64).long().flatten()
 
 
 def _entmax_block(block: Block, run: _Run) -> None:
@@ -210,7 +214,7 @@ def _entmax_block(block: Block, run: _Run) -> None:
         held.append(x)
     top = torch.stack(tops).amax(0).clamp_min_(_EMPTY)
     # The weight of the largest key is at most 1: keys more than 1 below it have none.
-    live = [bool((own >= top - 1.0).any()) for own in tops]
+    live = [bool((own > top - 1.0).any()) for own in tops]
     kept = [(chunk, x.sub_(top[..., None])) for chunk, x, yes in zip(block.chunks, held, live, strict=True) if yes]
     tau = torch.full_like(top, -1.0)
     tolerance = 4.0 * torch.finfo(tau.dtype).eps
@@ -221,7 +225,7 @@ def _entmax_block(block: Block, run: _Run) -> None:
             y = torch.sub(x, tau[..., None], out=work.take("scores", tuple(x.shape))).clamp_min_(0.0)
             if power == 1.0:
                 total += y.sum(-1)
-                slope += count_true(y > 0)
+                slope += count_above(y, 0.0, work.take("spare", tuple(y.shape)))
                 continue
             less = y if power == 2.0 else y.pow(power - 1.0)
             slope += less.sum(-1)
@@ -256,26 +260,26 @@ def _threshold_block(block: Block, run: _Run) -> None:
         tiles = [block.scores(v, chunk, 1.0, work, f"view{v}") for v in range(request.views)]
         if run.moments is not None:
             run.moments.add(block, chunk, tiles)
-        hidden = block.hidden(chunk)
+        bias = block.bias(chunk, run.dtype)
         dead = []
         for x in tiles:
-            x.sub_(tau)
-            if hidden is not None:
-                # After the threshold: with a negative one, a hidden score of 0 would survive.
-                x.masked_fill_(hidden, 0.0)
-            dead.append(on_cpu and bool((x.amax(-1) <= 0).all()))
+            if bias is not None:
+                x.add_(bias)
+            dead.append(on_cpu and bool((x.amax(-1) <= tau[..., 0]).all()))
             if not dead[-1]:
-                x.clamp_min_(0.0)
+                x.sub_(tau).clamp_min_(0.0)
         if all(dead):
             continue
         if request.views == 2 and request.wants("rows") and not any(dead):
-            run.consensus[rows] += count_true((tiles[0] > 0) & (tiles[1] > 0)).flatten(0, 1)
+            both = torch.minimum(*tiles, out=work.take("spare", tuple(tiles[0].shape)))
+            run.consensus[rows] += count_above(both, 0.0, both).flatten(0, 1)
         for x, totals, gone in zip(tiles, run.views, dead, strict=True):
             if gone:
                 x.zero_()
                 continue
             if request.wants("rows"):
-                totals.support[rows] += count_true(x > 0).flatten(0, 1)
+                alive = count_above(x, 0.0, work.take("spare", tuple(x.shape)))
+                totals.support[rows] += alive.flatten(0, 1)
             _power(x, request.power)
             if request.views == 2:
                 totals.add(block, chunk, x, whole=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .blocks import Block, count_true, prepared
+from .blocks import Block, count_above, prepared
 from .request import Request
 from .results import ScoreStatistics
 
@@ -62,7 +62,7 @@ class Moments:
                 )
                 self.mgf[view, ..., index][at] = both
             for index, level in enumerate(self.request.levels):
-                counts = count_true(kept > level * self.factor).sum(-1)
+                counts = count_above(kept, level * self.factor, torch.empty_like(s)).sum(-1)
                 self.over[view, ..., index][at] += counts.flatten()
         if len(tiles) == 2:
             self.cross[at] += (centered[0] * centered[1]).sum((-2, -1)).double().flatten()

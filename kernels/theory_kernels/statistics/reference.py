@@ -52,10 +52,8 @@ def _logits(s: torch.Tensor, request: Request) -> torch.Tensor:
         z = request.softcap * (z / request.softcap).tanh()
     if request.eta_threshold is not None:
         slope = request.eta_sharpness * (z - request.eta_threshold[..., None])
-        if request.eta_reading == "logit":
-            z = z * slope.sigmoid()
-        else:
-            z = z + torch.nn.functional.logsigmoid(slope)
+        logit = request.eta_reading == "logit"
+        z = z * slope.sigmoid() if logit else z + torch.nn.functional.logsigmoid(slope)
     return z
 
 
