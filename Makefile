@@ -54,7 +54,7 @@ figures: $(VENV)/.core
 
 # The documentation as a site in site/; a warning or a dead link is an error.
 docs: $(VENV)/.docs
-	$(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # Rates of the samplers as ratios within one run; see benchmarks/README.md.
 bench: $(VENV)/.core
