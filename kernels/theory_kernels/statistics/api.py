@@ -9,7 +9,8 @@ import torch
 
 from ..geometry import FLOAT_DTYPES
 from ..validation import check_heads, check_number, choose
-from . import chunked, reference
+from .chunked import statistics as chunked_statistics
+from .reference import statistics as reference_statistics
 from .request import NEED, WEIGHTS, Request
 from .results import AttentionStatistics
 from .visibility import Visibility
@@ -178,8 +179,8 @@ def attention_statistics(
     chosen = _implementation(implementation, q, mask)
     with torch.autocast(q.device.type, enabled=False):
         if chosen == "reference" and min(b, h, t, k.shape[2]) > 0:
-            return reference.statistics(views, request)
-        return chunked.statistics(views, request)
+            return reference_statistics(views, request)
+        return chunked_statistics(views, request)
 
 
 def _implementation(implementation: str, q: torch.Tensor, mask: torch.Tensor | None) -> str:

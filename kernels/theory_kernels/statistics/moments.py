@@ -10,64 +10,85 @@ from .results import ScoreStatistics
 
 
 class Moments:
-    """Sums over the pairs that count, about a pilot mean so that the variance loses no digits.
+    """Sums over the pairs of a block that count, (views, groups, heads a group, ...), about the pilot means."""
 
-    ``factor`` is what the tiles are multiplied by beside <q, k>; it is taken out at the end.
-    """
-
-    def __init__(self, views: list[tuple[torch.Tensor, torch.Tensor]], request: Request, factor: float):
-        q, _ = views[0]
-        self.request, self.factor = request, factor
-        shape, device = (len(views), *q.shape[:2]), q.device
-        self.count = torch.zeros(shape[1:], dtype=torch.int64, device=device)
-        self.first = torch.zeros(shape, dtype=torch.float64, device=device)
-        self.second = torch.zeros_like(self.first)
-        self.low = torch.full_like(self.first, torch.inf)
-        self.high = torch.full_like(self.first, -torch.inf)
-        self.cross = torch.zeros(shape[1:], dtype=torch.float64, device=device)
-        self.mgf = torch.full((*shape, len(request.exponents)), -torch.inf, dtype=torch.float64, device=device)
-        self.over = torch.zeros((*shape, len(request.levels)), dtype=torch.int64, device=device)
-        self.shift = torch.stack([_pilot(q, k, request) for q, k in views]) * factor
+    def __init__(self, block: Block, request: Request, totals: MomentTotals):
+        self.request, self.factor = request, totals.factor
+        self.shift = totals.shift[:, block.b, block.heads].unflatten(1, block.shape[:2])
+        self.count = torch.zeros(block.shape[:2], dtype=torch.int64, device=self.shift.device)
+        self.first = torch.zeros_like(self.shift)
+        self.second = torch.zeros_like(self.shift)
+        self.low = torch.full_like(self.shift, torch.inf)
+        self.high = torch.full_like(self.shift, -torch.inf)
+        self.cross = torch.zeros_like(self.shift[0])
+        self.mgf = self.shift.new_full((*self.shift.shape, len(request.exponents)), -torch.inf)
+        self.over = self.count.new_zeros((*self.shift.shape, len(request.levels)))
 
     def add(self, block: Block, chunk: tuple[int, int], tiles: list[torch.Tensor]) -> None:
         """Add a chunk of every view; the tiles are left as they are."""
-        at = (block.b, block.heads)
         hidden = block.hidden(chunk, self.request.moment_gap)
         shape = tiles[0].shape
         if hidden is None:
-            pairs = torch.full(shape[:2], shape[2] * shape[3], dtype=torch.int64, device=tiles[0].device)
+            self.count += shape[2] * shape[3]
         else:
             pairs = (~hidden).sum((-2, -1)).expand(shape[:2])
             if not bool(pairs.any()):
                 return
-        self.count[at] += pairs.flatten()
+            self.count += pairs
         centered = []
         for view, s in enumerate(tiles):
-            d = s - self.shift[view][at].view(*shape[:2], 1, 1).to(s.dtype)
+            d = s - self.shift[view][..., None, None].to(s.dtype)
             if hidden is not None:
                 d.masked_fill_(hidden, 0.0)
             centered.append(d)
-            self.first[view][at] += d.sum((-2, -1)).double().flatten()
+            self.first[view] += d.sum((-2, -1))
             kept = s if hidden is None else s.masked_fill(hidden, torch.inf)
-            self.low[view][at] = torch.minimum(self.low[view][at], kept.amin((-2, -1)).double().flatten())
+            self.low[view] = torch.minimum(self.low[view], kept.amin((-2, -1)))
             kept = s if hidden is None else s.masked_fill(hidden, -torch.inf)
-            self.high[view][at] = torch.maximum(self.high[view][at], kept.amax((-2, -1)).double().flatten())
+            self.high[view] = torch.maximum(self.high[view], kept.amax((-2, -1)))
             for index, t in enumerate(self.request.exponents):
-                part = (kept * (t / self.factor)) if t else kept * 0.0
+                part = s * (t / self.factor)
                 if hidden is not None:
-                    # -inf times a negative or zero exponent is no longer -inf.
                     part.masked_fill_(hidden, -torch.inf)
-                both = torch.logaddexp(
-                    self.mgf[view, ..., index][at], part.flatten(-2).logsumexp(-1).double().flatten()
-                )
-                self.mgf[view, ..., index][at] = both
+                own = part.flatten(-2).logsumexp(-1).double()
+                self.mgf[view, ..., index] = torch.logaddexp(self.mgf[view, ..., index], own)
             for index, level in enumerate(self.request.levels):
-                counts = count_above(kept, level * self.factor, torch.empty_like(s)).sum(-1)
-                self.over[view, ..., index][at] += counts.flatten()
+                self.over[view, ..., index] += count_above(kept, level * self.factor, torch.empty_like(s)).sum(-1)
         if len(tiles) == 2:
-            self.cross[at] += (centered[0] * centered[1]).sum((-2, -1)).double().flatten()
+            self.cross += (centered[0] * centered[1]).sum((-2, -1))
         for view, d in enumerate(centered):
-            self.second[view][at] += d.square_().sum((-2, -1)).double().flatten()
+            self.second[view] += d.square_().sum((-2, -1))
+
+
+class MomentTotals:
+    """Sums of all blocks, (views, B, H, ...), about a pilot mean so that the variance loses no digits.
+
+    ``factor`` is what the scores of the tiles are multiplied by beside <q, k>; it is taken out at the end.
+    """
+
+    def __init__(self, views: list[tuple[torch.Tensor, torch.Tensor]], request: Request, factor: float):
+        self.factor = factor
+        self.shift = torch.stack([_pilot(q, k, request) for q, k in views]) * factor
+        self.count = torch.zeros(self.shift.shape[1:], dtype=torch.int64, device=self.shift.device)
+        self.first = torch.zeros_like(self.shift)
+        self.second = torch.zeros_like(self.shift)
+        self.low = torch.full_like(self.shift, torch.inf)
+        self.high = torch.full_like(self.shift, -torch.inf)
+        self.cross = torch.zeros_like(self.shift[0])
+        self.mgf = self.shift.new_full((*self.shift.shape, len(request.exponents)), -torch.inf)
+        self.over = self.count.new_zeros((*self.shift.shape, len(request.levels)))
+
+    def join(self, block: Block, part: Moments) -> None:
+        at = (block.b, block.heads)
+        self.count[at] += part.count.flatten()
+        self.cross[at] += part.cross.flatten()
+        every = (slice(None), *at)
+        self.first[every] += part.first.flatten(1, 2)
+        self.second[every] += part.second.flatten(1, 2)
+        self.low[every] = torch.minimum(self.low[every], part.low.flatten(1, 2))
+        self.high[every] = torch.maximum(self.high[every], part.high.flatten(1, 2))
+        self.mgf[every] = torch.logaddexp(self.mgf[every], part.mgf.flatten(1, 2))
+        self.over[every] += part.over.flatten(1, 2)
 
     def results(self) -> tuple[tuple[ScoreStatistics, ...], torch.Tensor | None]:
         """Statistics of every view, and the covariance of two."""
