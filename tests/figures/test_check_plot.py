@@ -11,7 +11,7 @@ from matplotlib.collections import PathCollection
 
 import theory_lab
 from theory_lab.errors import InputError, StoreError
-from theory_lab.figures import check_plot
+from theory_lab.figures import check_plot, style
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_formats(rows, tmp_path: Path, suffix: str) -> None:
 def test_what_is_drawn(rows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Bounds, estimates and exact values are the rows' own; nothing is drawn that was not computed."""
     kept = []
-    monkeypatch.setattr(check_plot, "_save", lambda figure, path, rows: kept.append(figure))
+    monkeypatch.setattr(style, "save", lambda figure, path, about: kept.append(figure))
     check_plot.plot_check(rows, str(tmp_path / "p.png"))
     left, right = kept[0].axes
     assert left.get_xscale() == left.get_yscale() == "log"
@@ -84,7 +84,7 @@ def test_full_disk(rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(check_plot.os, "replace", full)
+    monkeypatch.setattr(style.os, "replace", full)
     with pytest.raises(StoreError, match="No space left"):
         check_plot.plot_check(rows, str(tmp_path / "p.png"))
     assert list(tmp_path.iterdir()) == []
@@ -94,7 +94,7 @@ def test_findings_of_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Claims without a length: each finding's distance from its bound, on the right where it is violated."""
     rows = theory_lab.check("ours-independence-horizon", rho=[0.3], trials=4096).assign(length=None, estimator="study")
     kept = []
-    monkeypatch.setattr(check_plot, "_save", lambda figure, path, rows: kept.append(figure))
+    monkeypatch.setattr(style, "save", lambda figure, path, about: kept.append(figure))
     check_plot.plot_check(rows, str(tmp_path / "p.png"))
     dots = [found for found in kept[0].axes[0].collections if isinstance(found, PathCollection)]
     drawn = [float(found.get_offsets()[0][0]) for found in dots]
@@ -102,7 +102,7 @@ def test_findings_of_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_crowded_labels_are_spread() -> None:
-    placed = check_plot._spread([0.5, 0.5, 0.5, 0.9], 0.1)
+    placed = style.spread([0.5, 0.5, 0.5, 0.9], 0.1)
     assert placed == pytest.approx([0.4, 0.5, 0.6, 0.9])
-    assert check_plot._spread([0.0, 0.0], 0.1)[0] >= 0
-    assert check_plot._spread([1.0, 1.0], 0.1)[-1] <= 1
+    assert style.spread([0.0, 0.0], 0.1)[0] >= 0
+    assert style.spread([1.0, 1.0], 0.1)[-1] <= 1

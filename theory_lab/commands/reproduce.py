@@ -126,7 +126,7 @@ def _list(out: Path, data: str) -> None:
     from rich.table import Table
 
     from theory_lab.reproduce import experiments
-    from theory_lab.reproduce.state import states
+    from theory_lab.reproduce.state import FRESH, states
 
     known = experiments()
     found = states(list(known.values()), out, data)
@@ -140,11 +140,17 @@ def _list(out: Path, data: str) -> None:
             table.add_row("")
         folder = experiment.folder
         state = found[experiment.id]
-        words = experiment.title + (f" ({state.detail})" if state.detail else "")
-        table.add_row(escape(experiment.id), state.word, escape(words))
+        note = f" ({state.detail})" if state.word == FRESH and state.detail else ""
+        table.add_row(escape(experiment.id), state.word, escape(experiment.title + note))
     console.print(table)
     counts: dict[str, int] = {}
     for state in found.values():
         counts[state.word] = counts.get(state.word, 0) + 1
-    console.print(f"\n{len(known)} experiments: " + ", ".join(f"{n} {word}" for word, n in counts.items()))
-    console.print("Draw with: theory-lab reproduce EXPERIMENT|PAPER|all [--quick]")
+    lines = [
+        f"\n{len(known)} experiments: " + ", ".join(f"{n} {word}" for word, n in counts.items()),
+        "Draw with: theory-lab reproduce EXPERIMENT|PAPER|all [--quick]",
+    ]
+    if any(word.startswith("needs") for word in counts):
+        lines.append("What one needs is said when it is named: theory-lab reproduce EXPERIMENT")
+    for line in lines:
+        console.print(line, soft_wrap=True)

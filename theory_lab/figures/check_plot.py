@@ -116,7 +116,7 @@ def _draw_findings(axes: Any, rows: pd.DataFrame, claim_id: str, handles: dict[s
     keys = zip(rows.noise, rows.control, rows.limit, rows.verdict, strict=True)
     several = [bool(counts.loc[key] > 1) for key in keys]
     lengths = [
-        "limit" if n is pd.NA or n != n else f"closest at n = {n:,}" if many else f"n = {n:,}"
+        "limit" if pd.isna(n) else f"closest at n = {n:,}" if many else f"n = {n:,}"
         for n, many in zip(rows.length, several, strict=True)
     ]
     details = [

@@ -24,7 +24,12 @@ def _check_code(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return (*_CHECK, *(f"theory_lab.studies.{'tda' if paper == 'tra' else paper}" for paper in sorted(papers)))
 
 
-def _mechanism_code(settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _lazy(target: str) -> Callable[..., Any]:
+    """A function that is imported when it is called."""
+    return lambda *arguments: _load(target)(*arguments)
+
+
+def _attention_code(settings: Mapping[str, Any]) -> tuple[str, ...]:
     folder = Path(__file__).resolve().parent.parent / "attention"
     return tuple(f"theory_lab.attention.{path.stem}" for path in sorted(folder.glob("[a-z]*.py")))
 
@@ -106,32 +111,105 @@ KINDS: dict[str, Kind] = {
     for kind in (
         Kind(
             "check",
-            "theory_lab.reproduce.compute:check",
+            "theory_lab.reproduce.compute.check:compute",
             {
                 "claims": "texts", "noise": "texts", **_GRIDS, "trials": "whole", "estimator": "text",
                 "alpha": "number", "tolerance": "number", "bound_scale": "number",
             },
             ("claims",),
-            ("bounds", "ratio", "rates"),
+            ("bounds", "ratio"),
             code=_check_code,
         ),
         Kind(
             "phase",
-            "theory_lab.reproduce.compute:phase",
+            "theory_lab.reproduce.compute.phase:compute",
             {"laws": "texts", "scales": "numbers", "lengths": "wholes", "mechanisms": "texts", "rows": "whole"},
             (),
             ("phase",),
-            code=lambda settings: ("theory_lab.phase",),
+        ),
+        Kind(
+            "mechanisms",
+            "theory_lab.reproduce.compute.mechanisms:compute",
+            {
+                "laws": "texts", "lengths": "wholes", "mechanisms": "texts", "rows": "whole", "scale": "number",
+                "planted": "number",
+            },
+            ("laws", "lengths"),
+            ("mechanisms",),
+            code=_attention_code,
+        ),
+        Kind(
+            "features",
+            "theory_lab.reproduce.compute.features:compute",
+            {"mechanisms": "texts", "rows": "texts"},
+            ("mechanisms", "rows"),
+            ("table",),
+            code=_attention_code,
+        ),
+        Kind(
+            "threshold",
+            "theory_lab.reproduce.compute.threshold:compute",
+            {"noise": "texts", "length": "wholes", "head_dim": "wholes", "trials": "whole"},
+            (),
+            ("threshold",),
+            code=lambda settings: (*_CHECK, "theory_lab.studies.ours"),
+        ),
+        Kind(
+            "benchmark",
+            "theory_lab.reproduce.compute.benchmark:compute",
+            {"results": "text", "peer": "text", "mechanisms": "texts", "directions": "texts", "case": "text"},
+            ("results", "peer", "mechanisms", "directions"),
+            ("speed", "table"),
+            need=_lazy("theory_lab.reproduce.compute.benchmark:need"),
+            inputs=_lazy("theory_lab.reproduce.compute.benchmark:inputs"),
+        ),
+        Kind(
+            "probe",
+            "theory_lab.reproduce.compute.probe:compute",
+            {
+                "model": "text", "lengths": "wholes", "as": "texts", "measures": "texts", "by_layer": "flag",
+                "windows": "whole", "layers": "wholes",
+            },
+            ("model", "lengths", "as", "measures"),
+            ("probe",),
+            code=lambda settings: ("theory_lab.probes.probing",),
+            need=_lazy("theory_lab.reproduce.compute.probe:need"),
+        ),
+        Kind(
+            "record",
+            "theory_lab.reproduce.compute.record:compute",
+            {"shape": "text"},
+            (),
+            ("table", "curves", "map"),
+            need=_lazy("theory_lab.reproduce.compute.record:need"),
+            inputs=_lazy("theory_lab.reproduce.compute.record:inputs"),
         ),
     )
 }  # fmt: skip
 
 _COMMON = {"width": "text", "height": "number", "font": "text"}
+_AXES = {"xlabel": "text", "ylabel": "text", "xlog": "flag", "ylog": "flag", "zero": "flag"}
 
 DRAWINGS: dict[str, Drawing] = {
     drawing.name: drawing
     for drawing in (
         Drawing("bounds", "theory_lab.figures.check_plot:draw_check", _COMMON),
+        Drawing(
+            "ratio",
+            "theory_lab.figures.ratio_plot:draw_ratio",
+            {**_COMMON, "by": "text", "ylabel": "text", "bound": "text", "floor": "number"},
+        ),
         Drawing("phase", "theory_lab.figures.phase_plot:draw_phase", _COMMON),
+        Drawing(
+            "mechanisms",
+            "theory_lab.figures.mechanisms_plot:draw_mechanisms",
+            {**_COMMON, "statistic": "text", "families": "flag"},
+        ),
+        Drawing("threshold", "theory_lab.figures.threshold_plot:draw_threshold", _COMMON),
+        Drawing("speed", "theory_lab.figures.speed_plot:draw_speed", _COMMON),
+        Drawing("probe", "theory_lab.figures.curves_plot:draw_probe", {**_COMMON, **_AXES}),
+        Drawing("curves", "theory_lab.figures.curves_plot:draw_curves", {**_COMMON, **_AXES}),
+        Drawing("map", "theory_lab.figures.map_plot:draw_map", {**_COMMON, "xlabel": "text", "ylabel": "text"}),
+        Drawing("table", "theory_lab.reproduce.tables:render"),
     )
 }

@@ -1,4 +1,4 @@
-"""What the kinds compute: thin adapters from an experiment's settings to the toolkit's functions."""
+"""The kind ``check``: claims against simulation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _VARYING = ["seconds"]
 
 
-def check(experiment: Experiment, settings: dict[str, Any], context: Context) -> pd.DataFrame:
+def compute(experiment: Experiment, settings: dict[str, Any], context: Context) -> pd.DataFrame:
     """Rows of :func:`theory_lab.check`; an interrupted run continues where it was."""
     import theory_lab
 
@@ -50,15 +50,3 @@ def _checked(run: Any, claims: Any, words: dict[str, Any], experiment: Experimen
         resume=resume,
         progress=context.progress,
     )
-
-
-def phase(experiment: Experiment, settings: dict[str, Any], context: Context) -> pd.DataFrame:
-    """The dispersion phase diagram."""
-    from theory_lab.phase import phase_diagram
-
-    try:
-        return phase_diagram(**settings, seed=experiment.seed, workers=context.workers or 2)
-    except InputError as error:
-        if error.field in experiment.kind.fields:
-            raise experiment.error(error.field, error.value, error.allowed) from None
-        raise

@@ -1,0 +1,103 @@
+"""Curves with their intervals as bands: of probes, of results of trained models, and whatever else has series and x."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from theory_lab.audit_data import parse_printed
+from theory_lab.figures import style
+from theory_lab.reproduce.compute.probe import BASELINE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from theory_lab.reproduce.spec import Experiment
+
+
+def draw_curves(frame: pd.DataFrame, experiment: Experiment) -> Any:
+    """The picture of a frame with series, x, value, low, high (and panel, if there are several)."""
+    options = experiment.options
+    panels = list(dict.fromkeys(frame.panel)) if "panel" in frame else [""]
+    figure = style.new_figure(options.get("width", "double"), options.get("height", 2.5))
+    styles = style.series_styles([name for name in frame.series if name != BASELINE])
+    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, panel in zip(grid, panels, strict=True):
+        part = frame[frame.panel == panel] if "panel" in frame else frame
+        draw_panel(axes, part, styles, options)
+        _printed(axes, experiment, styles)
+        axes.set_title(panel)
+        if axes is grid[0]:
+            axes.set_ylabel(options.get("ylabel", "value"))
+    if not any(_fits(axes, frame) for axes in grid[-1:]):
+        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def _printed(axes: Any, experiment: Experiment, styles: dict[str, dict[str, Any]]) -> None:
+    """What the paper printed, as hollow diamonds over its rounding: rows are series, columns numbers along x."""
+    if experiment.printed is None:
+        return
+    drawn = False
+    for row, cells in experiment.printed.rows.items():
+        for column in cells:
+            x, y = parse_printed(column), experiment.printed.value(row, column)
+            if x is None or y is None:
+                continue
+            color = styles[row]["color"] if row in styles else "0.3"
+            half = float(y.high - y.low) / 2
+            axes.errorbar([x.middle], [y.middle], yerr=[half], fmt="D", mfc="white", mec=color, ecolor=color, ms=5,
+                          mew=1.0, zorder=5, label=None if drawn else "as printed")  # fmt: skip
+            drawn = True
+    if drawn:
+        axes.text(0.02, 0.97, "◇ as the paper printed it", transform=axes.transAxes, fontsize=6.4, va="top")
+
+
+def _fits(axes: Any, frame: pd.DataFrame) -> bool:
+    """Whether names stand beside their lines already."""
+    return bool(axes.texts)
+
+
+def draw_panel(axes: Any, frame: pd.DataFrame, styles: dict[str, dict[str, Any]], options: Any) -> None:
+    """Lines with bands, and each name beside its last point."""
+    every = np.sort(frame.x.unique())
+    if options.get("xlog", True):
+        if _powers(every):
+            style.length_axis(axes, options.get("xlabel", "tokens"), every)
+        else:
+            axes.set_xscale("log")
+    axes.set_xlabel(options.get("xlabel", "tokens"))
+    if options.get("ylog", False):
+        axes.set_yscale("log")
+    ends = []
+    for name, part in frame.groupby("series", sort=False):
+        part = part.sort_values("x")
+        look = {"color": "0.45", "linestyle": (0, (4, 2)), "lw": 1.0} if name == BASELINE else styles[str(name)]
+        axes.plot(part.x, part.value, label=str(name), **look)
+        known = part.low.notna() & part.high.notna()
+        if known.any():
+            style.band(axes, part.x[known], part.low[known], part.high[known], look["color"])
+        ends.append((float(part.value.iloc[-1]), str(name), look["color"]))
+    span = every[-1] / every[0] if options.get("xlog", True) else 1.0
+    if span > 1:
+        axes.set_xlim(every[0] / span**0.03, every[-1] * span**0.03)
+    if not options.get("ylog", False) and options.get("zero", True):
+        axes.set_ylim(min(0.0, float(frame.value.min())), None)
+    style.label_ends(axes, ends)
+
+
+def _powers(values: np.ndarray) -> bool:
+    return len(values) > 1 and all(v >= 1 and math.log2(v) == int(math.log2(v)) for v in values)
+
+
+def draw_probe(frame: pd.DataFrame, experiment: Experiment) -> Any:
+    """Measures of a probed model against length or layer: one panel a measure, one line a mechanism."""
+    along = "layer" if "layer" in frame else "length"
+    words = {"g_sink_ratio_1": "gSinkRatio(1)", "view_correlation": "correlation of the views"}
+    table = frame.rename(columns={"estimate": "value", "ci_low": "low", "ci_high": "high", along: "x"})
+    table = table.assign(series=table.weights, panel=[words.get(m, m.replace("_", " ")) for m in table.measure])
+    if table.panel.nunique() == 1:
+        table = table.drop(columns="panel")
+    return draw_curves(table, experiment)
