@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: check test lint format types figures docs bench clean
+.PHONY: check test lint format types figures docs bench clean notebooks lab
 .DELETE_ON_ERROR:
 
 # The main job: every claim over every noise family, as a table and a picture. Exit code 1 says that a paper's claim is
@@ -56,6 +56,14 @@ figures: $(VENV)/.core
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
+# The notebooks in JupyterLab. Saving one there writes its Markdown twin too.
+lab: $(VENV)/.lab
+	$(BIN)/jupyter lab notebooks
+
+# Each .ipynb anew from its Markdown, without outputs: what is committed.
+notebooks: $(VENV)/.test
+	$(BIN)/python tools/notebooks.py
+
 # Rates of the samplers as ratios within one run; see benchmarks/README.md.
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/sampling.py
@@ -72,6 +80,10 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.test: $(VENV)/.core
 	$(PIP) --editable '.[cli,plot,triton]' $$($(BIN)/python tools/group.py test)
 	$(PIP) --no-deps entmax
+	touch $@
+
+$(VENV)/.lab: $(VENV)/.core
+	$(PIP) --editable '.[notebooks,triton]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.test
