@@ -19,8 +19,8 @@ def _complete(context: click.Context, parameter: click.Parameter, typed: str) ->
 def command(context: click.Context) -> None:
     """List, fetch and convert trained models.
 
-    Where a command takes a MODEL, it takes one of these names, a local folder with safetensors weights, a .gguf file, or
-    an owner/name of the Hugging Face Hub. Pickle checkpoints are refused.
+    Where a command takes a MODEL, it takes one of these names, a local folder with safetensors weights, a .gguf
+    file, or an owner/name of the Hugging Face Hub. Pickle checkpoints are refused.
     """
     if context.invoked_subcommand is None:
         context.invoke(list_command)

