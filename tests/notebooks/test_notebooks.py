@@ -14,6 +14,8 @@ pytest.importorskip("jupytext")
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Packages without which a notebook is skipped, beyond those of the extras cli, plot and triton.
+NEEDS: dict[str, tuple[str, ...]] = {}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -52,6 +54,8 @@ def test_a_difference_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_from_a_clean_kernel(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a cell that fails, a warning, or a GPU; in an empty folder, so that it needs no file beside it."""
+    for package in NEEDS.get(path.stem, ()):
+        pytest.importorskip(package)
     for name, value in {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels")]),
         "CUDA_VISIBLE_DEVICES": "",
