@@ -84,7 +84,6 @@ def test_a_copied_configuration_is_not_watched() -> None:
     model = build("llama", "sdpa")
     with watch(model, ignore):
         assert model.config._attn_implementation == "sdpa"  # what models ask, and must go on to find
-        assert not model.config._attn_implementation != "sdpa"
         assert model.config._attn_implementation != "eager"
         for copied in (copy.deepcopy(model.config), pickle.loads(pickle.dumps(model.config))):
             assert type(copied._attn_implementation) is str
@@ -198,8 +197,8 @@ def test_models_within_models_keep_their_own_functions() -> None:
     ("name", "reason"),
     [
         ("falcon", "computes attention by itself"),
-        ("bloom", "computes attention by itself|not the softmax attention|adds a bias"),
-        ("t5", "computes attention by itself|not the softmax attention|adds a bias"),
+        ("bloom", "computes attention by itself"),
+        ("t5", "not the softmax attention|adds a position bias"),
         ("gpt2-upcast", "did not call its attention function"),
     ],
 )

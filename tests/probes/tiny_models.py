@@ -52,7 +52,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         bos_token_id=1,
         eos_token_id=2,
         scale_attn_by_inverse_layer_idx=True,
-    ),  # fmt: skip
+    ),
     "gpt-neox": lambda: tf.GPTNeoXConfig(
         **{key: value for key, value in _LLAMA.items() if key not in ("num_key_value_heads", "head_dim")}
     ),
@@ -63,7 +63,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         num_experts_per_tok=1,
         sliding_window=5,
         layer_types=["sliding_attention", "full_attention"],
-    ),  # fmt: skip
+    ),
     "opt": lambda: tf.OPTConfig(
         vocab_size=VOCABULARY,
         hidden_size=24,
@@ -73,7 +73,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         max_position_embeddings=256,
         word_embed_proj_dim=24,
         pad_token_id=0,
-    ),  # fmt: skip
+    ),
     "bert": lambda: tf.BertConfig(**_BERT),
     "modernbert": lambda: tf.ModernBertConfig(
         **{**_BERT, "num_hidden_layers": 3},
@@ -82,7 +82,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         eos_token_id=2,
         cls_token_id=1,
         sep_token_id=2,
-    ),  # fmt: skip
+    ),
 }
 
 ENCODERS = ("bert", "modernbert")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -33,6 +34,10 @@ _lock = threading.RLock()
 _watches: dict[int, list[Watch]] = {}
 #: Configurations whose name is replaced: the object, and how many watches want it so.
 _renamed: dict[int, tuple[Any, int]] = {}
+
+
+#: Kinds of calls whose description was found to explain the output, by attention module.
+_verified: weakref.WeakKeyDictionary[torch.nn.Module, set[Any]] = weakref.WeakKeyDictionary()
 
 
 class _WatchedName(str):
@@ -138,15 +143,26 @@ class Watch:
             return
         try:
             call = self._describe(layer, module, backend, q, k, v, mask, given)
-            wrong = None if layer in self.seen or given.get("dropout") else fault(call, output)
-            if wrong is not None:
-                raise Indescribable(wrong)
+            self._verify(call, backend, mask is None, given, output)
         except Indescribable as error:
             self._reasons[layer] = str(error)
             self.seen.pop(layer, None)
             return
         self._observer(call)
         self.seen[layer] = self.seen.get(layer, 0) + 1
+
+    def _verify(
+        self, call: AttentionCall, backend: str, unmasked: bool, given: dict[str, Any], output: torch.Tensor
+    ) -> None:
+        """Hold the first call of each kind against the layer's output."""
+        kind = (backend, unmasked, call.q.shape[2] == 1)
+        checked = _verified.setdefault(call.module, set())
+        if kind in checked or given.get("dropout"):
+            return
+        wrong = fault(call, output)
+        if wrong is not None:
+            raise Indescribable(wrong)
+        checked.add(kind)
 
     def _describe(
         self,
@@ -168,6 +184,8 @@ class Watch:
             causal=bool(getattr(module, "is_causal", True) if causal is None else causal),
             window=given.get("sliding_window"),
         )
+        if given.get("position_bias") is not None:
+            raise Indescribable("it adds a position bias to its scores, which is not watched")
         if given.get("softcap") is not None and backend == "sdpa":
             # Some versions of transformers leave the cap out here without a word.
             raise Indescribable("its scores are capped, which sdpa does not do: load it with attention='eager'")
@@ -216,8 +234,8 @@ def watch(model: PreTrainedModel, observer: Observer, layers: Iterable[int] | No
 
     Notes
     -----
-    A layer's first call is checked: two rows of the output are computed again from the call in float64, and a layer
-    whose attention is something else (ALiBi, a relative position bias) is left out, with that reason in
+    A layer's first call is checked, once a model: two rows of the output are computed again from the call in float64,
+    and a layer whose attention is something else (ALiBi, a relative position bias) is left out, with that reason in
     ``Watch.unseen``.
     """
     made = Watch(model, observer, layers)
