@@ -78,7 +78,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) --editable '.[cli,plot,triton]' $$($(BIN)/python tools/group.py test)
+	$(PIP) --editable '.[cli,plot,triton,models]' $$($(BIN)/python tools/group.py test)
 	$(PIP) --no-deps entmax
 	touch $@
 
