@@ -76,10 +76,12 @@ class Table:
 
     def widths(self) -> list[int]:
         """Characters that each column would like on a line: its longest text, but none so many that others starve."""
-        return [
-            min(_WIDEST[c.kind], max([3 + len(word) for word in c.title.split()] + [len(r[i].text) for r in self.rows]))
-            for i, c in enumerate(self.columns)
-        ]
+        return [self._width(index, column) for index, column in enumerate(self.columns)]
+
+    def _width(self, index: int, column: Column) -> int:
+        mark = 4 if column.kind == "verdict" else 0  # a sign before it, and bold letters
+        texts = [len(row[index].text) + mark for row in self.rows]
+        return min(_WIDEST[column.kind], max([*texts, *(3 + len(word) for word in column.title.split())]))
 
     def choices(self, index: int) -> list[str]:
         """Values of a column in the order in which they appear."""
