@@ -48,9 +48,9 @@ def entmax_threshold(x: torch.Tensor, alpha: float) -> torch.Tensor:
         slope = power * torch.where(gap > 0, gap.pow(power - 1.0), 0.0).sum(-1, keepdim=True)
         # On the logarithm: for alpha near 1 the power is high and the sum itself far from linear.
         step = t + value * value.log() / slope
-        inside = (step > low) & (step < high)
-        following = torch.where(inside, step, low + (high - low) / 2.0)
-        settled = (value == 1.0) | (following == low) | (following == high) | ((following - t).abs() <= 2.0**-52)
+        following = torch.where((step > low) & (step < high), step, low + (high - low) / 2.0)
+        # A step of a rounding ends it, wherever it leads: the bracket may be wide on the other side.
+        settled = (value == 1.0) | ((step - t).abs() <= 2.0**-52) | (high - low <= 2.0**-52)
         t = torch.where(settled, t, following)
         if bool(settled.all()):
             break

@@ -1,0 +1,532 @@
+"""Maps of a trained model's attention: any window of any head's T x S map as an image, without the map.
+
+One forward pass captures the queries and keys of the layers; every image is then computed from those, so that a map of
+100,000 tokens can be zoomed into. Shapes: T queries, S keys, H query heads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from theory_lab.errors import InputError
+from theory_lab.probes.texts import Text, as_text, special_tokens, tokenize
+from theory_lab.probes.whatif import Mechanism, parse_mechanism
+
+if TYPE_CHECKING:
+    import torch
+
+    from theory_lab.models import LoadedModel
+    from theory_lab.probes.calls import AttentionCall
+
+Span = tuple[int, int]
+REDUCTIONS = ("max", "sum")
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """An image of a window of one head's attention map.
+
+    Attributes
+    ----------
+    image : array (R, C) of float32
+        Pixel (r, c) reduces the weights of the queries ``row_edges[r]`` up to ``row_edges[r + 1]`` on the keys
+        ``column_edges[c]`` up to ``column_edges[c + 1]``.
+    layer, head : int
+    reduce : str
+        ``max``: the weight of largest magnitude, with its sign; ``sum``.
+    mechanism : str
+        ``model`` for the model's own weights, or another mechanism's label.
+    view : int or None
+        1 or 2 for one view of a mechanism with two, None for the whole.
+    rows, columns : (int, int)
+        The window.
+    row_edges, column_edges : array of int64
+        Where pixels begin and end, (R + 1,) and (C + 1,).
+    row_samples : int or None
+        How many queries of a pixel were read; None says all: then the image is exact.
+    tokens : tuple of str
+        Of the whole text.
+    """
+
+    image: NDArray[np.float32]
+    layer: int
+    head: int
+    reduce: str
+    mechanism: str
+    view: int | None
+    rows: Span
+    columns: Span
+    row_edges: NDArray[np.int64]
+    column_edges: NDArray[np.int64]
+    row_samples: int | None
+    tokens: tuple[str, ...] = field(repr=False)
+
+    @property
+    def row_profile(self) -> NDArray[np.float32]:
+        """The same reduction over all of the window's keys, for every pixel row, (R,)."""
+        return self._profile(1)
+
+    @property
+    def column_profile(self) -> NDArray[np.float32]:
+        """The same reduction over all of the window's queries, for every pixel column, (C,)."""
+        return self._profile(0)
+
+    def _profile(self, axis: int) -> NDArray[np.float32]:
+        if self.reduce == "sum":
+            return self.image.sum(axis, dtype=np.float64).astype(np.float32)
+        high, low = self.image.max(axis), self.image.min(axis)
+        return np.where(high >= -low, high, low)
+
+
+@dataclass(frozen=True)
+class SparseMap:
+    """Rows of one head's map with their non-zero weights alone.
+
+    Attributes
+    ----------
+    indices : array (entries, 2) of int64
+        Query and key of each weight, in the order of the rows.
+    values : array (entries,) of float32
+    pointers : array (rows + 1,) of int64
+        Entries ``pointers[i]`` up to ``pointers[i + 1]`` belong to query ``rows[0] + i``.
+    rows : (int, int)
+    keys : int
+        S.
+    """
+
+    indices: NDArray[np.int64]
+    values: NDArray[np.float32]
+    pointers: NDArray[np.int64]
+    rows: Span
+    keys: int
+
+
+class Captured:
+    """Queries and keys of a model on a text; made by :func:`capture`.
+
+    They are kept as the model computed them: for smollm2-135m and 8192 tokens 755 MB in float32 and half of it in
+    bfloat16. Loading the model with ``dtype="bfloat16"``, or capturing fewer layers, needs less.
+
+    Attributes
+    ----------
+    model : str
+        Its name.
+    tokens : tuple of str
+        The text's tokens, as text.
+    ids : tuple of int
+        The same as numbers.
+    calls : dict of int to AttentionCall
+        What each layer was called with, without its values.
+    unseen : dict of int to str
+        Layers that cannot be watched, with the reason.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        tokens: tuple[str, ...],
+        ids: tuple[int, ...],
+        calls: dict[int, AttentionCall],
+        unseen: dict[int, str] | None = None,
+    ) -> None:
+        self.model, self.tokens, self.ids, self.calls = model, tokens, ids, calls
+        self.unseen = unseen or {}
+        self._normalizers: dict[tuple[int, str, int | None], torch.Tensor] = {}
+        self._inputs: dict[tuple[int, str], tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = {}
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers that were captured."""
+        return tuple(sorted(self.calls))
+
+    def heads(self, layer: int) -> int:
+        """Query heads of a layer."""
+        return int(self._call(layer).q.shape[1])
+
+    def size(self, layer: int) -> tuple[int, int]:
+        """T and S of a layer's maps."""
+        call = self._call(layer)
+        return int(call.q.shape[2]), int(call.k.shape[2])
+
+    def map(
+        self,
+        layer: int,
+        head: int,
+        window: Span | tuple[Span, Span] | None = None,
+        *,
+        resolution: int | tuple[int, int] = 512,
+        reduce: str = "max",
+        as_: str | Mechanism | None = None,
+        view: int | None = None,
+        row_samples: int | None = None,
+    ) -> AttentionMap:
+        """An image of a window; see :func:`attention_map`."""
+        rows, columns = self._window(layer, window)
+        tensors, arguments, normalizers, mechanism = self._head(layer, head, as_, view)
+        if reduce not in REDUCTIONS:
+            raise InputError("reduce", reduce, f"{' or '.join(REDUCTIONS)} is allowed")
+        down, across = _resolution(resolution)
+        if row_samples is not None and row_samples < 1:
+            raise InputError("row_samples", row_samples, "a whole number of at least 1 is allowed")
+        from theory_kernels import pooled_map
+
+        image = pooled_map(
+            *tensors, rows=rows, columns=columns, resolution=(down, across), reduce=reduce, row_samples=row_samples,
+            normalizers=normalizers, **arguments,
+        )[0, 0]  # fmt: skip
+        row_edges, column_edges = _edges(rows, image.shape[0]), _edges(columns, image.shape[1])
+        whole = row_samples is None or row_samples >= int(np.diff(row_edges).max())
+        return AttentionMap(
+            image.float().cpu().numpy(), layer, head, reduce, mechanism.label, view, rows, columns, row_edges,
+            column_edges, None if whole else row_samples, self.tokens,
+        )  # fmt: skip
+
+    def thumbnails(
+        self,
+        layer: int,
+        size: int = 48,
+        *,
+        as_: str | Mechanism | None = None,
+        view: int | None = None,
+        row_samples: int | None = 2,
+    ) -> NDArray[np.float32]:
+        """Small maxima images of a layer's heads, (H, size, size), from a few queries a pixel."""
+        return np.stack(
+            [
+                self.map(layer, head, resolution=size, as_=as_, view=view, row_samples=row_samples).image
+                for head in range(self.heads(layer))
+            ]
+        )
+
+    def sparse_rows(
+        self,
+        layer: int,
+        head: int,
+        rows: Span | None = None,
+        *,
+        above: float = 0.0,
+        as_: str | Mechanism | None = None,
+        view: int | None = None,
+    ) -> SparseMap:
+        """Weights that are not zero; see :func:`sparse_rows`."""
+        tensors, arguments, normalizers, _ = self._head(layer, head, as_, view)
+        queries, keys = self.size(layer)
+        rows = _span("rows", (0, queries) if rows is None else rows, queries)
+        if not 0.0 <= above < float("inf"):
+            raise InputError("above", above, "a number of at least 0 is allowed")
+        import theory_kernels
+
+        found = theory_kernels.sparse_rows(*tensors, rows=rows, above=above, normalizers=normalizers, **arguments)
+        pointers = found.pointers.cpu().numpy()
+        queries_of = np.repeat(np.arange(*rows), np.diff(pointers))
+        indices = np.stack([queries_of, found.columns.cpu().numpy()], 1)
+        return SparseMap(indices, found.values.float().cpu().numpy(), pointers, rows, keys)
+
+    def _call(self, layer: int) -> AttentionCall:
+        if layer not in self.calls:
+            why = f" ({self.unseen[layer]})" if layer in self.unseen else ""
+            raise InputError("layer", layer, f"layers {_listed(self.layers)} were captured{why}")
+        return self.calls[layer]
+
+    def _window(self, layer: int, window: Any) -> tuple[Span, Span]:
+        queries, keys = self.size(layer)
+        if window is None:
+            return (0, queries), (0, keys)
+        if not isinstance(window, (tuple, list)) or len(window) != 2:
+            raise InputError("window", window, "(first, last) of both axes, or ((rows), (columns)), is allowed")
+        rows, columns = window if isinstance(window[0], (tuple, list)) else (window, window)
+        return _span("window rows", rows, queries), _span("window columns", columns, keys)
+
+    def _head(
+        self, layer: int, head: int, as_: str | Mechanism | None, view: int | None
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any], torch.Tensor, Mechanism]:
+        """Operands, arguments and cached normalizers of one head."""
+        mechanism = as_ if isinstance(as_, Mechanism) else parse_mechanism(as_)
+        call = self._call(layer)
+        heads = call.q.shape[1]
+        if not 0 <= head < heads:
+            raise InputError("head", head, f"heads 0 to {heads - 1} of layer {layer} are allowed")
+        if view is not None and (mechanism.name != "tda" or view not in (1, 2)):
+            raise InputError("view", view, "1 or 2, of tda, is allowed")
+        tensors, arguments = self._layer_inputs(layer, mechanism)
+        arguments = dict(arguments)
+        if view is not None:
+            # One view of TDA is TRA on that view's queries and keys.
+            tensors = tensors[2 * view - 2 : 2 * view]
+            arguments["weights"] = "tra"
+            arguments.pop("lam", None)
+        key = (layer, mechanism.label, view)
+        if key not in self._normalizers:
+            from theory_kernels import row_normalizers
+
+            self._normalizers[key] = row_normalizers(*tensors, rows=(0, 0), **arguments)
+        one = tuple(_one_head(x, head, heads) for x in tensors)
+        for name in ("sinks", "mask"):
+            arguments[name] = _one_of(arguments.get(name), name, head)
+        return one, arguments, self._normalizers[key][:, head : head + 1], mechanism
+
+    def _layer_inputs(self, layer: int, mechanism: Mechanism) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+        key = (layer, mechanism.label)
+        found = self._inputs.get(key)
+        if found is None:
+            found = mechanism.inputs(self._call(layer))
+            # A second view may be a copy as large as the queries: only the latest are kept.
+            while len(self._inputs) >= 4:
+                self._inputs.pop(next(iter(self._inputs)), None)
+            self._inputs[key] = found
+        return found
+
+
+def capture(
+    model: str | Path | LoadedModel,
+    text: str | Text,
+    *,
+    length: int | None = None,
+    layers: Iterable[int] | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    attention: str | None = None,
+    trust_remote_code: bool = False,
+    on_layer: Callable[[int], None] | None = None,
+) -> Captured:
+    """Run a model once over a text and keep the queries and keys of its layers.
+
+    Parameters
+    ----------
+    model : str, path or LoadedModel
+        As for :func:`theory_lab.models.load_model`.
+    text : str or Text
+        The words themselves.
+    length : int, optional
+        Take the text's first tokens up to so many, special ones included. Default: the whole text.
+    layers : iterable of int, optional
+        0-based; all by default.
+    device, dtype, attention, trust_remote_code
+        As for ``load_model``; of no effect if a LoadedModel is given.
+    on_layer : callable, optional
+        Called with the number of layers captured so far.
+
+    Returns
+    -------
+    Captured
+
+    Raises
+    ------
+    InputError
+        A model that cannot be loaded or watched, no tokenizer, an empty text, a text shorter than ``length``.
+    """
+    import torch
+
+    from theory_lab.models import LoadedModel, load_model
+    from theory_lab.probes.watching import watch
+
+    if isinstance(model, LoadedModel):
+        loaded = model
+    else:
+        loaded = load_model(
+            model, device=device, dtype=dtype, attention=attention, trust_remote_code=trust_remote_code
+        )  # fmt: skip
+    ids = _ids(loaded, text if isinstance(text, Text) else as_text("text", text), length)
+    calls: dict[int, AttentionCall] = {}
+
+    def keep(call: AttentionCall) -> None:
+        calls[call.layer] = dataclasses.replace(call, v=call.v[:, :, :0])
+        if on_layer is not None:
+            on_layer(len(calls))
+
+    takes = inspect.signature(loaded.backbone.forward).parameters
+    more = {"use_cache": False} if "use_cache" in takes else {}
+    try:
+        with torch.inference_mode(), watch(loaded.model, keep, layers=layers) as seen:
+            loaded.backbone(input_ids=torch.tensor([ids], device=loaded.device), **more)
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
+            words = str(error).lower()
+            if "alloc" not in words or "memory" not in words:
+                raise
+        raise InputError(
+            "length", len(ids), "out of memory: a shorter length, fewer layers or dtype bfloat16 needs less"
+        ) from None
+    if not calls:
+        seen.check()
+    return Captured(loaded.name, _words(loaded.tokenizer, ids), tuple(ids), calls, dict(seen.unseen))
+
+
+def attention_map(
+    model: str | Path | LoadedModel | Captured,
+    text: str | Text | None,
+    layer: int,
+    head: int,
+    window: Span | tuple[Span, Span] | None = None,
+    resolution: int | tuple[int, int] = 512,
+    reduce: str = "max",
+    *,
+    as_: str | Mechanism | None = None,
+    view: int | None = None,
+    row_samples: int | None = None,
+    **loading: Any,
+) -> AttentionMap:
+    """An image of any window of one head's attention map, at a fixed resolution.
+
+    Parameters
+    ----------
+    model : str, path, LoadedModel or Captured
+        A model, which is run over the text, or what :func:`capture` made of one, which costs nothing again.
+    text : str or Text
+        The words themselves; None with a Captured.
+    layer, head : int
+        0-based.
+    window : (int, int) or ((int, int), (int, int)), optional
+        First token up to, not including, the last; of both axes alike, or of the queries (rows) and of the keys
+        (columns). Default: everything.
+    resolution : int or (int, int)
+        Most pixels down and across; a smaller window has one pixel a pair.
+    reduce : {"max", "sum"}
+        What a pixel shows of its weights.
+    as_ : str or Mechanism, optional
+        Another mechanism's weights on the model's own queries and keys, such as "tra:beta=0.8".
+    view : int, optional
+        1 or 2: one view of ``as_="tda"`` instead of the difference.
+    row_samples : int, optional
+        Read at most so many queries a pixel: quicker for long texts, and a lower bound of a maximum.
+    **loading
+        As for :func:`capture`.
+
+    Returns
+    -------
+    AttentionMap
+
+    Raises
+    ------
+    InputError
+        As for :func:`capture`; no such layer or head, a window outside the map, an unknown reduction or mechanism.
+    """
+    if isinstance(model, Captured):
+        captured = _given(model, text, loading)
+    else:
+        captured = capture(model, _text(text), **{"layers": [layer], **loading})
+    return captured.map(
+        layer, head, window, resolution=resolution, reduce=reduce, as_=as_, view=view, row_samples=row_samples
+    )
+
+
+def sparse_rows(
+    model: str | Path | LoadedModel | Captured,
+    text: str | Text | None,
+    layer: int,
+    head: int,
+    rows: Span | None = None,
+    *,
+    above: float = 0.0,
+    as_: str | Mechanism | None = None,
+    view: int | None = None,
+    **loading: Any,
+) -> SparseMap:
+    """Weights of one head that are not exactly zero, or larger in magnitude than ``above``, as (query, key) and value.
+
+    Parameters
+    ----------
+    model, text, layer, head, as_, view, **loading
+        As for :func:`attention_map`.
+    rows : (int, int), optional
+        Queries, first up to, not including, the last.
+    above : float
+        Softmax has no zeros: a threshold keeps its large weights.
+
+    Returns
+    -------
+    SparseMap
+
+    Raises
+    ------
+    InputError
+        As for :func:`attention_map`.
+    """
+    if isinstance(model, Captured):
+        captured = _given(model, text, loading)
+    else:
+        captured = capture(model, _text(text), **{"layers": [layer], **loading})
+    return captured.sparse_rows(layer, head, rows, above=above, as_=as_, view=view)
+
+
+def _given(captured: Captured, text: Any, loading: dict[str, Any]) -> Captured:
+    if text is not None or loading:
+        what = "text" if text is not None else next(iter(loading))
+        raise InputError(what, repr(text if text is not None else loading[what]), "nothing, with captured attention")
+    return captured
+
+
+def _text(text: str | Text | None) -> str | Text:
+    if text is None:
+        raise InputError("text", "None", "the words themselves")
+    return text
+
+
+def _ids(loaded: LoadedModel, text: Text, length: int | None) -> list[int]:
+    if loaded.tokenizer is None:
+        raise InputError("model", loaded.name, "it has no tokenizer")
+    front, back = special_tokens(loaded.tokenizer)
+    tokens = tokenize(loaded.tokenizer, text)
+    ids = [*front, *tokens, *back]
+    if length is None:
+        return ids
+    least = len(front) + len(back) + 1
+    if not least <= length <= len(ids):
+        raise InputError("length", length, f"{least} to {len(ids):,} tokens are allowed with the text '{text.name}'")
+    return [*front, *tokens[: length - least + 1], *back]
+
+
+def _words(tokenizer: Any, ids: list[int]) -> tuple[str, ...]:
+    """Each token as text; one that is part of a character stays in the tokenizer's own spelling."""
+    known: dict[int, str] = {}
+    for number in set(ids):
+        word = tokenizer.decode([number], clean_up_tokenization_spaces=False)
+        known[number] = word if "\ufffd" not in word else str(tokenizer.convert_ids_to_tokens(number))
+    return tuple(known[number] for number in ids)
+
+
+def _one_head(x: torch.Tensor, head: int, heads: int) -> torch.Tensor:
+    place = head // (heads // x.shape[1])
+    return x[:, place : place + 1]
+
+
+def _one_of(value: Any, name: str, head: int) -> Any:
+    """A head's part of an argument that differs by head."""
+    if value is None:
+        return None
+    if name == "mask":
+        return value if value.shape[1] == 1 else value[:, head : head + 1]
+    return value[head : head + 1]
+
+
+def _edges(span: Span, pixels: int) -> NDArray[np.int64]:
+    begin, end = span
+    return begin + np.arange(pixels + 1, dtype=np.int64) * (end - begin) // pixels
+
+
+def _span(name: str, value: Any, size: int) -> Span:
+    good = isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(x, (int, np.integer)) for x in value)
+    if not good or not 0 <= value[0] < value[1] <= size:
+        raise InputError(name, value, f"first and last of 0 <= first < last <= {size} are allowed")
+    return int(value[0]), int(value[1])
+
+
+def _resolution(value: Any) -> tuple[int, int]:
+    pair = value if isinstance(value, (tuple, list)) else (value, value)
+    if len(pair) != 2 or not all(isinstance(x, int) and not isinstance(x, bool) and x >= 1 for x in pair):
+        raise InputError("resolution", value, "a whole number of at least 1, or a pair of them, is allowed")
+    return pair[0], pair[1]
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+    from theory_lab.probes.watching import spans
+
+    return spans(layers)
