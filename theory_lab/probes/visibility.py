@@ -194,7 +194,7 @@ def _fit_causal(first: torch.Tensor, last: torch.Tensor, count: torch.Tensor, ke
         widths = (position - first + 1)[late].unique()
         if widths.numel() > 1:
             continue
-        window = int(widths) if widths.numel() else None
+        window = int(widths) if widths.numel() else _closing(position, filled, lengths)
         reach = position - (window if window is not None else keys + int(position.max()) + 1) + 1
         low = torch.maximum(starts[:, None], reach)
         high = torch.minimum(position, lengths[:, None] - 1)
@@ -207,6 +207,13 @@ def _fit_causal(first: torch.Tensor, last: torch.Tensor, count: torch.Tensor, ke
         same = bool((offset == offset[:1]).all())
         return Visibility(causal=True, query_offset=int(offset[0]) if same else offset, window=window), starts, lengths
     return None
+
+
+def _closing(position: torch.Tensor, filled: torch.Tensor, lengths: torch.Tensor) -> int | None:
+    """The window that makes a row empty because a padded text ended too far before it; None if none does."""
+    after = filled[:, :-1] & ~filled[:, 1:]
+    widths = (position[:, 1:] - lengths[:, None] + 1)[after].unique()
+    return int(widths) if widths.numel() == 1 and int(widths) > 0 else None
 
 
 def _fit_bidirectional(first: torch.Tensor, last: torch.Tensor, count: torch.Tensor, keys: int) -> _Fitted | None:
