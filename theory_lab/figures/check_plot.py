@@ -219,7 +219,7 @@ def _draw_panel(
             claim.statistic
         ]
     axes.set_xlabel("visible keys n = i + 1")
-    axes.set_ylabel(statistic)
+    axes.set_ylabel(_pretty(statistic))
     if axes.get_yscale() == "log":
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.minorticks_off()
@@ -272,4 +272,5 @@ def _draw_series(
 def _pretty(text: str) -> str:
     """A bound as mathematics is written."""
     text = text.replace("<=", "≤").replace(">=", "≥").replace("kappa^2", "κ²").replace("kappa", "κ")
+    text = text.replace("lambda", "λ").replace("tau", "τ").replace("beta", "β")
     return text.replace("S_i", "$S_i$").replace("C_i", "$C_i$")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from theory_lab.reproduce.spec import Experiment
+
+_BASE_LOOK: dict[str, Any] = {"color": "0.45", "linestyle": (0, (4, 2)), "lw": 1.0}
 
 
 def draw_curves(frame: pd.DataFrame, experiment: Experiment) -> Any:
@@ -62,7 +65,7 @@ def _fits(axes: Any, frame: pd.DataFrame) -> bool:
 
 def draw_panel(axes: Any, frame: pd.DataFrame, styles: dict[str, dict[str, Any]], options: Any) -> None:
     """Lines with bands, and each name beside its last point."""
-    every = np.sort(frame.x.unique())
+    every = [float(x) for x in np.sort(frame.x.unique())]
     if options.get("xlog", True):
         if _powers(every):
             style.length_axis(axes, options.get("xlabel", "tokens"), every)
@@ -71,10 +74,10 @@ def draw_panel(axes: Any, frame: pd.DataFrame, styles: dict[str, dict[str, Any]]
     axes.set_xlabel(options.get("xlabel", "tokens"))
     if options.get("ylog", False):
         axes.set_yscale("log")
-    ends = []
+    ends: list[tuple[float, str, str]] = []
     for name, part in frame.groupby("series", sort=False):
         part = part.sort_values("x")
-        look = {"color": "0.45", "linestyle": (0, (4, 2)), "lw": 1.0} if name == BASELINE else styles[str(name)]
+        look = _BASE_LOOK if name == BASELINE else styles[str(name)]
         axes.plot(part.x, part.value, label=str(name), **look)
         known = part.low.notna() & part.high.notna()
         if known.any():
@@ -88,7 +91,7 @@ def draw_panel(axes: Any, frame: pd.DataFrame, styles: dict[str, dict[str, Any]]
     style.label_ends(axes, ends)
 
 
-def _powers(values: np.ndarray) -> bool:
+def _powers(values: Sequence[float]) -> bool:
     return len(values) > 1 and all(v >= 1 and math.log2(v) == int(math.log2(v)) for v in values)
 
 

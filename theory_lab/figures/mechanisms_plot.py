@@ -24,8 +24,9 @@ NAMES = {
     "softmax": "softmax", "gated-softmax": "gated softmax", "ssmax": "SSMax", "adaptive-temperature": "adaptive temp.",
     "lssa": "LSSA", "dex": "DEX", "diff-softmax": "diff. softmax", "eta-logit": "ETA (logit)",
     "eta-weight": "ETA (weight)", "entmax": "1.5-entmax", "sparsemax": "sparsemax",
-    "asentmax-theta": "ASEntmax (θ = 1)",    "asentmax": "ASEntmax (start)", "rela": "ReLA", "diff-rela": "diff. ReLA", "tra": "TRA", "tda": "TDA",
-    "streaming-llm": "StreamingLLM", "sparse-transformer": "Sparse Transf.", "landmark": "landmark",
+    "asentmax-theta": "ASEntmax (θ = 1)", "asentmax": "ASEntmax (start)", "rela": "ReLA", "diff-rela": "diff. ReLA",
+    "tra": "TRA", "tda": "TDA", "streaming-llm": "StreamingLLM", "sparse-transformer": "Sparse Transf.",
+    "landmark": "landmark",
 }  # fmt: skip
 LAWS = {"gaussian": "Gaussian", "uniform": "uniform", "laplace": "Laplace", "student-t3": "Student t, ν = 3",
         "spherical": "spherical, d = 64"}  # fmt: skip
@@ -86,7 +87,7 @@ def _laws(frame: pd.DataFrame, laws: list[str], statistic: str, options: Any) ->
             _line(axes, line, NAMES[member], styles)
             ends.append((float(line.estimate.iloc[-1]), NAMES[member], styles[NAMES[member]]["color"]))
         _frame(axes, frame, statistic)
-        axes.set_title(f"{LAWS[law]} scores of irrelevant keys" if statistic == "planted_weight" else LAWS[law])
+        axes.set_title(f"{LAWS[law]} scores" + (" of irrelevant keys" if statistic == "planted_weight" else ""))
         axes.set_xlabel("row length n, keys")
         style.label_ends(axes, ends)
     grid[0].set_ylabel(_WORDS[statistic])

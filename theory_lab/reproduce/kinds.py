@@ -176,6 +176,15 @@ KINDS: dict[str, Kind] = {
             need=_lazy("theory_lab.reproduce.compute.probe:need"),
         ),
         Kind(
+            "tails",
+            "theory_lab.reproduce.compute.tails:compute",
+            {"model": "text", "tokens": "whole", "lengths": "wholes"},
+            ("model", "tokens", "lengths"),
+            ("tails",),
+            code=lambda settings: ("theory_lab.probes.watching",),
+            need=_lazy("theory_lab.reproduce.compute.tails:need"),
+        ),
+        Kind(
             "record",
             "theory_lab.reproduce.compute.record:compute",
             {"shape": "text"},
@@ -208,6 +217,7 @@ DRAWINGS: dict[str, Drawing] = {
         Drawing("threshold", "theory_lab.figures.threshold_plot:draw_threshold", _COMMON),
         Drawing("speed", "theory_lab.figures.speed_plot:draw_speed", _COMMON),
         Drawing("probe", "theory_lab.figures.curves_plot:draw_probe", {**_COMMON, **_AXES}),
+        Drawing("tails", "theory_lab.figures.tails_plot:draw_tails", _COMMON),
         Drawing("curves", "theory_lab.figures.curves_plot:draw_curves", {**_COMMON, **_AXES}),
         Drawing("map", "theory_lab.figures.map_plot:draw_map", {**_COMMON, "xlabel": "text", "ylabel": "text"}),
         Drawing("table", "theory_lab.reproduce.tables:render"),

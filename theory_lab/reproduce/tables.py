@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.audit_data import NOT_PRINTED, parse_printed
@@ -43,13 +44,15 @@ def compare(experiment: Experiment, frame: pd.DataFrame) -> pd.DataFrame:
     ours = {(str(c["row"]), str(c["column"])): c for c in cells(experiment, frame).to_dict("records")}
     keys = [(r, c) for r, row in printed.rows.items() for c in row] if printed is not None else []
     keys += [key for key in ours if key not in set(keys)]
+    if all(row.isdigit() for row, _ in keys):
+        keys.sort(key=lambda key: int(key[0]))  # stable: columns keep their order
     records = []
     for row, column in keys:
         text = printed.rows.get(row, {}).get(column, NOT_PRINTED) if printed is not None else NOT_PRINTED
         record: dict[str, Any] = {
             "row": row,
             "column": column,
-            "unit": printed.units.get(column, "") if printed is not None else "",
+            "unit": _unit(printed.units, column) if printed is not None else "",
             "paper": "" if text == NOT_PRINTED else text,
         }
         cell = ours.get((row, column))
@@ -69,7 +72,12 @@ def compare(experiment: Experiment, frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def _of(cell: dict[str, Any] | None, name: str) -> float:
+def _unit(units: Mapping[str, str], column: str) -> str:
+    """A column's unit; "speed, with this" has that of "speed"."""
+    return units.get(column, units.get(column.partition(",")[0], ""))
+
+
+def _of(cell: Mapping[Any, Any] | None, name: str) -> float:
     value = cell.get(name) if cell else None
     return math.nan if value is None else float(value)
 
@@ -95,11 +103,11 @@ def _block(table: pd.DataFrame, which: int) -> Block:
     return ["", *(f"{c} ({units[c]})" if units[c] else c for c in kept)], body
 
 
-def _paper(record: dict[str, Any]) -> str:
+def _paper(record: Mapping[Any, Any]) -> str:
     return str(record["paper"])
 
 
-def _decimals(record: dict[str, Any]) -> int | None:
+def _decimals(record: Mapping[Any, Any]) -> int | None:
     match = re.fullmatch(r"~?-?\d+(?:\.(\d+))?", record["paper"])
     return None if match is None else len(match.group(1) or "")
 
@@ -108,7 +116,7 @@ def _show(value: float, decimals: int | None) -> str:
     return f"{value:.4g}" if decimals is None else f"{value:.{decimals}f}"
 
 
-def _ours(record: dict[str, Any]) -> str:
+def _ours(record: Mapping[Any, Any]) -> str:
     if record["ours"]:
         return str(record["ours"])
     if math.isnan(record["value"]):
@@ -120,7 +128,7 @@ def _ours(record: dict[str, Any]) -> str:
     return f"{text} [{_show(record['low'], decimals)}, {_show(record['high'], decimals)}]"
 
 
-def _difference(record: dict[str, Any]) -> str:
+def _difference(record: Mapping[Any, Any]) -> str:
     if record["difference"]:
         return str(record["difference"])
     if math.isnan(record["difference_value"]):

@@ -111,15 +111,15 @@ def _cell(
     import torch
 
     digest = cell_digest({"mechanisms": law, "length": n, "planted": planted}, seed)
-    draws: list[tuple[Any, Any]] = []
+    draws: list[list[np.ndarray]] = []
     for row in range(rows):
         streams = Streams(digest, row)
-        views = [LAWS[law](streams[i], n) for i in range(2)]
+        draws.append([LAWS[law](streams[i], n) for i in range(2)])
         if planted is not None:
-            for view in views:
+            for view in draws[-1]:
                 view[n // 2] = planted
-        draws.append((views[0], views[1]))
-    logits = [torch.from_numpy(scale * np.stack([d[v] for d in draws]))[:, None, None, :] for v in range(2)]
+    stacked = [scale * np.stack([views[v] for views in draws]) for v in range(2)]
+    logits: list[Tensor] = [torch.from_numpy(view)[:, None, None, :] for view in stacked]
     cosines = [s / math.sqrt(HEAD_DIM) for s in logits]
     found = []
     for name, mechanism in made.items():

@@ -22,6 +22,11 @@ BASELINE = "uniform attention"
 
 def need(experiment: Experiment, settings: Mapping[str, Any], data: str) -> Need | None:
     """The model, if it is not on this machine."""
+    return model_need(experiment, settings)
+
+
+def model_need(experiment: Experiment, settings: Mapping[str, Any]) -> Need | None:
+    """What has to be fetched before ``settings["model"]`` can be measured."""
     from pathlib import Path
 
     from theory_lab.models.catalog import find_model, is_known
