@@ -114,8 +114,9 @@ def convert_into(file: Path, folder: Path, *, name: str, quiet: bool) -> dict[st
             raise InputError(
                 "model", str(file), f"a package that it needs is missing ({_first_line(error)})"
             ) from error
-        except (ValueError, KeyError, RuntimeError, NotImplementedError, IndexError, AttributeError) as error:
-            # What a damaged or unknown file makes the reader raise depends on where it stumbles.
+        except MemoryError:
+            raise
+        except Exception as error:  # each library it goes through raises its own, tokenizers a bare Exception
             raise InputError("model", str(file), f"transformers cannot read it ({_first_line(error)})") from error
         given = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
         config = type(read.config)(**{**given, "_name_or_path": name})

@@ -221,8 +221,9 @@ def _load(folder: Path, config: dict[str, Any], *, dtype: str, trust: bool, atte
         raise InputError(
             what, attention or str(folder), f"a package that it needs is missing ({_line(error)})"
         ) from error
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as error:
-        # A damaged file or an unknown architecture raises whatever the place where it is found raises.
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers, safetensors and a damaged file's place each raise their own
         if attention is not None and attention in str(error):
             raise InputError("attention", attention, f"it cannot be had here ({_line(error)})") from error
         raise InputError("model", str(folder), f"transformers cannot load it ({_line(error)})") from error
