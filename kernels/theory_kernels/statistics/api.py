@@ -53,6 +53,7 @@ def attention_statistics(
     moment_gap: int = 1,
     need: Sequence[str] = ("rows", "columns", "near_zero"),
     implementation: str = "auto",
+    screen_from: int | None = None,
 ) -> AttentionStatistics:
     """Statistics of the attention map of q and k, which is never held: O(T) memory.
 
@@ -117,6 +118,8 @@ def attention_statistics(
     implementation : str
         "reference" (the whole map in float64: defines correct), "chunked" (plain torch), "triton", or "auto":
         triton for CUDA tensors where it can, else chunked.
+    screen_from : int, optional
+        TRA and TDA on triton: number of keys from which tiles are screened.
 
     Returns
     -------
@@ -176,18 +179,26 @@ def attention_statistics(
         moment_gap=_integer("moment_gap", moment_gap, 0),
         need=parts,
     )
+    if screen_from is not None:
+        screen_from = _integer("screen_from", screen_from, 0)
     chosen = _implementation(implementation, q, mask)
+    if min(b, h, t, k.shape[2]) == 0:
+        chosen = "chunked"
     with torch.autocast(q.device.type, enabled=False):
-        if chosen == "reference" and min(b, h, t, k.shape[2]) > 0:
+        if chosen == "reference":
             return reference_statistics(views, request)
-        return chunked_statistics(views, request)
+        if chosen == "chunked":
+            return chunked_statistics(views, request)
+        from .triton_statistics import statistics
+
+        return statistics(views, request, screen_from)
 
 
 def _implementation(implementation: str, q: torch.Tensor, mask: torch.Tensor | None) -> str:
     chosen = choose(implementation, q)
-    if implementation == "auto":
-        return "chunked"
     if chosen == "triton" and mask is not None:
+        if implementation == "auto":
+            return "chunked"
         raise ValueError("mask is taken by implementation 'chunked' and 'reference' only, got it with 'triton'")
     return chosen
 

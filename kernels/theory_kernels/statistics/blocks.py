@@ -23,7 +23,7 @@ class Sizes:
 
 
 # A chunk of 2^19 float32 is 2 MiB: small enough for the caches, large enough that starting threads costs little.
-CPU = Sizes(rows=256, keys=4096, chunk=1 << 19, block=1 << 23)
+CPU = Sizes(rows=512, keys=1024, chunk=1 << 19, block=1 << 23)
 GPU = Sizes(rows=1024, keys=16384, chunk=1 << 24, block=1 << 27)
 
 # Added to what is hidden. Stands for -inf in logits: exp gives 0 and 0 times it is 0. No real logit comes near.
@@ -138,7 +138,8 @@ def blocks(views: list[tuple[torch.Tensor, torch.Tensor]], request: Request) -> 
         row = row0
         while row < row1:
             low, high = _keys(see, row, row, key0, key1, offset)
-            step = max(8, sizes.rows // share)
+            # Blocks that are tall beside the sequence would compute half a square in vain on its diagonal.
+            step = max(8, min(sizes.rows // share, max(32, (row1 - row0) // 8 // 8 * 8)))
             step = min(step, max(8, sizes.block // (share * max(high - low, 1)) // 8 * 8), row1 - row)
             low, high = _keys(see, row, row + step - 1, key0, key1, offset)
             width = min(sizes.keys, max(8, sizes.chunk // (share * step) // 8 * 8))

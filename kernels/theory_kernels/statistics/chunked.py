@@ -26,7 +26,9 @@ def statistics(views: list[tuple[torch.Tensor, torch.Tensor]], request: Request)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     visible = request.visible(q.shape[1])
     tau = request.tau(visible, q.shape[-1]).to(dtype) if request.thresholded else None
-    scores = MomentTotals(views, request, factor(request)) if request.wants("scores") else None
+    scores = None
+    if request.wants("scores"):
+        scores = MomentTotals(views, request, factor(request), request.normalize)
     own = threading.local()
 
     @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .blocks import Block, count_above, prepared
-from .request import Request
+from .request import Request, stored
 from .results import ScoreStatistics
 
 
@@ -66,9 +66,11 @@ class MomentTotals:
     ``factor`` is what the scores of the tiles are multiplied by beside <q, k>; it is taken out at the end.
     """
 
-    def __init__(self, views: list[tuple[torch.Tensor, torch.Tensor]], request: Request, factor: float):
+    def __init__(
+        self, views: list[tuple[torch.Tensor, torch.Tensor]], request: Request, factor: float, normalize: bool
+    ):
         self.factor = factor
-        self.shift = torch.stack([_pilot(q, k, request) for q, k in views]) * factor
+        self.shift = torch.stack([_pilot(q, k, request, normalize) for q, k in views]) * factor
         self.count = torch.zeros(self.shift.shape[1:], dtype=torch.int64, device=self.shift.device)
         self.first = torch.zeros_like(self.shift)
         self.second = torch.zeros_like(self.shift)
@@ -113,15 +115,11 @@ class MomentTotals:
         return scores, (self.cross / n - lag[0] * lag[1]) / self.factor**2
 
 
-def _pilot(q: torch.Tensor, k: torch.Tensor, request: Request) -> torch.Tensor:
+def _pilot(q: torch.Tensor, k: torch.Tensor, request: Request, normalize: bool) -> torch.Tensor:
     """Product of the mean query and the mean key, (B, H): near the mean score, and cheap."""
-    row0, row1, key0, key1, _ = request.see.bounds.tolist()
-    share = q.shape[1] // k.shape[1]
-    out = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
-    for b in range(q.shape[0]):
-        if row1[b] <= row0[b] or key1[b] <= key0[b]:
-            continue
-        mean_q = prepared(q[b, :, row0[b] : row1[b]], request.normalize).double().mean(1)
-        mean_k = prepared(k[b, :, key0[b] : key1[b]], request.normalize).double().mean(1)
-        out[b] = (mean_q * mean_k.repeat_interleave(share, 0)).sum(-1)
-    return out
+    row0, row1, key0, key1, _ = request.see.bounds
+    means = []
+    for x, first, stop in ((q, row0, row1), (k, key0, key1)):
+        rows = prepared(stored(x, first, stop), normalize)
+        means.append(rows.sum(2, dtype=torch.float64) / (stop - first).clamp_min(1)[:, None, None])
+    return (means[0] * means[1].repeat_interleave(q.shape[1] // k.shape[1], 1)).sum(-1)

@@ -71,6 +71,16 @@ def visible_counts(see: Visibility, heads: int) -> torch.Tensor:
     return out
 
 
+def pair_counts(see: Visibility, gap: int) -> torch.Tensor:
+    """Visible pairs at least ``gap`` apart, int64 (B,); without a mask."""
+    row0, row1, key0, key1, offset = see.bounds[..., None]
+    row = torch.arange(see.rows, device=see.bounds.device)
+    low, high = key_range(row + offset, key0, key1, see)
+    near = torch.minimum(high, row + offset + gap) - torch.maximum(low, row + offset - gap + 1)
+    count = high - low - near.clamp_min(0)
+    return torch.where((row >= row0) & (row < row1), count, 0).sum(-1)
+
+
 def column_rows(see: Visibility) -> torch.Tensor:
     """Rows that see each key, int64 (B, S)."""
     row0, row1, key0, key1, offset = see.bounds[..., None]
