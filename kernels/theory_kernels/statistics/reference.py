@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from .request import Request, stored, unit_rows
@@ -11,9 +13,23 @@ from .visibility import column_rows, tile_mask
 _HALVINGS = 100
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, request: Request) -> torch.Tensor:
+class Maps(NamedTuple):
+    """Everything of a call that the statistics are made of, each (B, H, T, S).
+
+    ``weights`` are absolute values; ``parts`` the two views of TDA before they are subtracted; ``excess`` the signed
+    distance of each view's scores from the threshold (TRA, TDA, entmax).
+    """
+
+    seen: torch.Tensor
+    scores: list[torch.Tensor]
+    weights: torch.Tensor
+    parts: list[torch.Tensor]
+    excess: list[torch.Tensor]
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, request: Request, dtype: torch.dtype) -> torch.Tensor:
     row0, row1, key0, key1, _ = request.see.bounds
-    q, k = stored(q.double(), row0, row1), stored(k.double(), key0, key1)
+    q, k = stored(q.to(dtype), row0, row1), stored(k.to(dtype), key0, key1)
     if request.normalize:
         q, k = unit_rows(q), unit_rows(k)
     return q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
@@ -23,6 +39,7 @@ def _softmax(z: torch.Tensor, seen: torch.Tensor, sinks: torch.Tensor | None) ->
     z = z.masked_fill(~seen, -torch.inf)
     top = z.amax(-1, keepdim=True)
     if sinks is not None:
+        sinks = sinks.to(z.dtype)
         top = torch.maximum(top, sinks[:, None, None])
     top = top.masked_fill(torch.isinf(top), 0.0)
     e = (z - top).exp()
@@ -32,8 +49,8 @@ def _softmax(z: torch.Tensor, seen: torch.Tensor, sinks: torch.Tensor | None) ->
     return e / torch.where(total > 0, total, 1.0)
 
 
-def _entmax(z: torch.Tensor, seen: torch.Tensor, alpha: float) -> torch.Tensor:
-    """``[(alpha - 1) z_j - tau]_+^(1 / (alpha - 1))``, tau by bisection."""
+def _entmax_excess(z: torch.Tensor, seen: torch.Tensor, alpha: float) -> torch.Tensor:
+    """``(alpha - 1) z_j - tau`` with ``sum_j [...]_+^(1 / (alpha - 1)) = 1``, tau by bisection."""
     x = ((alpha - 1.0) * z).masked_fill(~seen, -torch.inf)
     top = x.amax(-1, keepdim=True)
     # The origin at the maximum: the threshold then lies in [-1, 0], where float64 has its digits to spare.
@@ -43,7 +60,7 @@ def _entmax(z: torch.Tensor, seen: torch.Tensor, alpha: float) -> torch.Tensor:
         middle = (low + high) / 2
         enough = (x - middle).clamp_min(0.0).pow(1.0 / (alpha - 1.0)).sum(-1, keepdim=True) >= 1.0
         low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
-    return (x - low).clamp_min(0.0).pow(1.0 / (alpha - 1.0))
+    return x - low
 
 
 def _logits(s: torch.Tensor, request: Request) -> torch.Tensor:
@@ -51,7 +68,7 @@ def _logits(s: torch.Tensor, request: Request) -> torch.Tensor:
     if request.softcap is not None:
         z = request.softcap * (z / request.softcap).tanh()
     if request.eta_threshold is not None:
-        slope = request.eta_sharpness * (z - request.eta_threshold[..., None])
+        slope = request.eta_sharpness * (z - request.eta_threshold[..., None].to(z.dtype))
         logit = request.eta_reading == "logit"
         z = z * slope.sigmoid() if logit else z + torch.nn.functional.logsigmoid(slope)
     return z
@@ -88,59 +105,73 @@ def _moments(s: torch.Tensor, pairs: torch.Tensor, request: Request) -> ScoreSta
     )
 
 
-def statistics(views: list[tuple[torch.Tensor, torch.Tensor]], request: Request) -> AttentionStatistics:
+def maps(views: list[tuple[torch.Tensor, torch.Tensor]], request: Request, dtype: torch.dtype) -> Maps:
+    """The whole maps, computed in ``dtype``: float64 to define correct, float32 to see what rounding does."""
+    (b, h, t, d), s = views[0][0].shape, views[0][1].shape[2]
+    seen = torch.stack([tile_mask(request.see, i, (0, t), (0, s), (0, h)).expand(h, t, s) for i in range(b)])
+    scores = [_scores(q, k, request, dtype) for q, k in views]
+    if request.thresholded:
+        tau = request.tau(request.visible(h), d)[..., None].to(dtype)
+        excess = [score - tau for score in scores]
+        parts = [torch.where(seen, x.clamp_min(0.0).pow(request.power), 0.0) for x in excess]
+        w = parts[0]
+        if len(parts) == 2:
+            w = (w - request.lam[:, None, None].to(dtype) * parts[1]).abs()
+        return Maps(seen, scores, w, parts, excess)
+    z = _logits(scores[0], request)
+    if request.weights == "entmax":
+        x = _entmax_excess(z, seen, request.alpha)
+        return Maps(seen, scores, x.clamp_min(0.0).pow(1.0 / (request.alpha - 1.0)), [], [x])
+    return Maps(seen, scores, _softmax(z, seen, request.sinks), [], [])
+
+
+def statistics(
+    views: list[tuple[torch.Tensor, torch.Tensor]], request: Request, dtype: torch.dtype = torch.float64
+) -> AttentionStatistics:
     """Everything asked for, from the full map; see :func:`theory_kernels.attention_statistics`."""
     see = request.see
-    (b, h, t, d), s = views[0][0].shape, views[0][1].shape[2]
-    rows, keys, heads = (0, t), (0, s), (0, h)
-    seen = torch.stack([tile_mask(see, i, rows, keys, heads).expand(h, t, s) for i in range(b)])
+    (b, h, t, _), s = views[0][0].shape, views[0][1].shape[2]
+    found = maps(views, request, dtype)
     visible = request.visible(h)
-    scores = [_scores(q, k, request) for q, k in views]
-    parts: list[torch.Tensor] = []
-    alive: list[torch.Tensor] = []
-    if request.thresholded:
-        tau = request.tau(visible, d)[..., None]
-        for score in scores:
-            alive.append(seen & (score > tau))
-            parts.append(torch.where(alive[-1], (score - tau).clamp_min(0.0).pow(request.power), 0.0))
-        w = parts[0] if len(parts) == 1 else (parts[0] - request.lam[:, None, None] * parts[1]).abs()
-    elif request.weights == "entmax":
-        w = _entmax(_logits(scores[0], request), seen, request.alpha)
-    else:
-        w = _softmax(_logits(scores[0], request), seen, request.sinks)
-    always = request.weights in ("softmax", "eta")
-    whole = _weights(w, seen, visible if always else None, request)
-    pairs = torch.stack([tile_mask(see, i, rows, keys, heads, request.moment_gap).expand(h, t, s) for i in range(b)])
+    seen, w = found.seen, found.weights.double()
+    alive = [seen & (x > 0) for x in found.excess]
+    support = alive[0].sum(-1) if len(alive) == 1 else (w > 0).sum(-1) if alive else visible
+    whole = _weights(w, seen, support, request)
     moments: tuple[ScoreStatistics, ...] = ()
     covariance = None
     if request.wants("scores"):
+        gap = request.moment_gap
+        pairs = torch.stack([tile_mask(see, i, (0, t), (0, s), (0, h), gap).expand(h, t, s) for i in range(b)])
+        scores = [score.double() for score in found.scores]
         moments = tuple(_moments(score, pairs, request) for score in scores)
         if len(scores) == 2:
             first, second = (score - m.mean[..., None, None] for score, m in zip(scores, moments, strict=True))
             covariance = torch.where(pairs, first * second, 0.0).sum((-2, -1)) / moments[0].count
-    needs_rows = request.wants("rows")
+    rows = request.wants("rows")
+    two = request.views == 2
+    parts = zip(found.parts, alive, strict=True) if two else ()
     return AttentionStatistics(
         visible=visible,
         mass=whole.mass,
-        entropy=_entropy(w, w.sum(-1)) if needs_rows else None,
+        entropy=_entropy(w, w.sum(-1)) if rows else None,
         support=whole.support,
         maximum=whole.maximum,
         column_mass=whole.column_mass,
         column_rows=column_rows(see) if request.wants("columns") else None,
         near_zero=whole.near_zero,
-        survivors=torch.stack([a.sum(-1) for a in alive]) if alive and needs_rows else None,
-        consensus=(alive[0] & alive[1]).sum(-1) if len(alive) == 2 and needs_rows else None,
-        views=tuple(_weights(part, seen, None, request) for part in parts) if len(parts) == 2 else (),
+        survivors=torch.stack([a.sum(-1) for a in alive]) if request.thresholded and rows else None,
+        consensus=(alive[0] & alive[1]).sum(-1) if two and rows else None,
+        views=tuple(_weights(part.double(), seen, own.sum(-1), request) for part, own in parts),
         scores=moments,
         covariance=covariance,
     )
 
 
-def _weights(w: torch.Tensor, seen: torch.Tensor, support: torch.Tensor | None, request: Request) -> ViewStatistics:
+def _weights(w: torch.Tensor, seen: torch.Tensor, support: torch.Tensor, request: Request) -> ViewStatistics:
     rows = request.wants("rows")
     return ViewStatistics(
         mass=w.sum(-1) if rows else None,
-        support=(((w > 0).sum(-1)) if support is None else support) if rows else None,
+        support=support if rows else None,
         maximum=w.amax(-1) if rows else None,
         column_mass=w.sum(-2) if request.wants("columns") else None,
         near_zero=_near_zero(w, seen, request.near_zero) if request.wants("near_zero") else None,

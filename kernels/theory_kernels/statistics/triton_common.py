@@ -8,6 +8,8 @@ A row at position i sees the keys from i - BEFORE to i + AFTER, where HAS_BEFORE
 # Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -132,7 +134,7 @@ class Positions:
         self.flags = {"HAS_BEFORE": see.before is not None, "HAS_AFTER": see.after is not None}
 
 
-def flags_of(q: torch.Tensor) -> dict[str, object]:
+def flags_of(q: torch.Tensor) -> dict[str, Any]:
     """Constants that depend on the operands."""
     d = q.shape[-1]
     # Triton 3.6 reads past shared memory in a 16-bit product of narrow tiles: they are padded to 64.
