@@ -386,7 +386,7 @@ def write_gguf(path: Path) -> Path:
 
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(str(path), "llama")
-    words = ["<unk>", "<s>", "</s>", *(chr(97 + i) for i in range(26)), "Ġ", "ab"]
+    words = ["<unk>", "<s>", "</s>", *(chr(97 + i) for i in range(26)), "Ġ", "ab", "bc"]
     width, inner, layers, heads, groups = 64, 96, 2, 4, 2
     writer.add_context_length(64)
     writer.add_embedding_length(width)
@@ -400,8 +400,8 @@ def write_gguf(path: Path) -> Path:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(words)
-    writer.add_token_types([3, 3, 3] + [1] * 28)
-    writer.add_token_merges(["a b"])
+    writer.add_token_types([3, 3, 3] + [1] * 29)
+    writer.add_token_merges(["a b", "b c"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     shapes = {"token_embd": (len(words), width)}

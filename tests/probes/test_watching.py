@@ -168,3 +168,27 @@ def test_a_mask_of_ones_own() -> None:
     plain, watched, calls, _ = run(model, {"input_ids": ids, "attention_mask": mask})
     assert same_bits(plain[0], watched[0])
     assert torch.equal(seen_keys(calls[0]), mask)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_on_a_gpu(name: str, dtype) -> None:
+    """Bitwise too, and described as on the CPU."""
+    described = {}
+    for padding in PADDINGS:
+        described[padding] = run(build(name), texts(padding=padding))[2]
+    for attention in ("eager", "sdpa"):
+        if attention == "sdpa" and name in ("gemma2", "gpt-oss"):
+            continue
+        model = build(name, attention, dtype).cuda()
+        for padding in PADDINGS:
+            inputs = {key: value.cuda() for key, value in texts(padding=padding).items()}
+            plain, watched, calls, seen = run(model, inputs)
+            assert same_bits(plain[0], watched[0])
+            assert seen.unseen == {}
+            for call, other in zip(calls, described[padding], strict=True):
+                rows = valid_rows(other)[:, None, :, None]
+                found = call.visibility.materialize(*call.q.shape[::2], call.k.shape[2], "cuda")
+                assert torch.equal(found.cpu() & rows, seen_keys(other) & rows)
