@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from theory_lab.render import _console, _table, number
+from theory_lab.render import _console, _table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,15 +81,16 @@ def _columns(summary: pd.DataFrame, result: ProbeResult) -> list[tuple[str, str]
     """(measure, title) of what is worth a column."""
     found = []
     present = list(dict.fromkeys(summary.measure))
+    sparse = bool((summary[summary.measure == "sparsity"].estimate > 0).any())
     for key, title in _TITLES.items():
         names = [n for n in present if n == key or (key.endswith("_") and n.startswith(key))]
         for name in names:
-            if key == "near_zero_" and name[-2:] in ("_1", "_2"):
+            if key == "near_zero_" and (sparse or name[-2:] in ("_1", "_2")):
                 continue
             values = summary[summary.measure == name].estimate
             if key in ("sparsity", "dead_rows", "dead_heads") and (values == 0).all():
                 continue
-            if key == "support" and not (summary[summary.measure == "sparsity"].estimate > 0).any():
+            if key == "support" and (not sparse or "survivors" in present):
                 continue
             if key == "sink_rate_" and f"g_sink_ratio_{name[10:]}" not in present:
                 continue
@@ -145,18 +146,38 @@ def _notes(result: ProbeResult, summary: pd.DataFrame) -> list[str]:
 
 
 def print_unrelated(result: UnrelatedResult) -> None:
-    """Print what the scores of unrelated tokens are like, one line a layer."""
+    """Print what the scores of unrelated tokens are like, one line a layer, and what the reader should know."""
+    from theory_lab.probes.unrelated import METHOD, SKIPPED
+
     console = _console()
+    d, rows = result.head_dim, result.rows
+    root = math.sqrt(d)
     table = _table(
-        ("layer", "r"), ("mean, in sd of a sphere", "r"), ("sd", "r"), ("proxy x d (Assumption 4.1: <= sigma^2)", "r"),
-        ("heads with proxy x d <= 1", "r"), ("survivors a row", "r"), ("centered", "r"), ("spherical law", "r"),
-        title=result.title,
+        ("layer", "r"), ("mean x sqrt(d)", "r"), ("sd x sqrt(d)", "r"), ("proxy x d", "r"), ("largest", "r"),
+        ("heads at most 1", "r"), ("survivors a row", "r"), ("largest", "r"), ("centered", "r"),
+        title=f"{result.model}: cosines of unrelated tokens, d = {d}, T = {result.length:,}",
     )  # fmt: skip
-    for line in result.layer_lines():
-        table.add_row(*line)
+    groups = [(str(layer), part) for layer, part in rows.groupby("layer")]
+    for index, (layer, part) in enumerate([*groups, ("all", rows)]):
+        if index == len(groups):
+            table.add_section()
+        within = int((part.proxy_high * d <= 1).sum())
+        table.add_row(
+            layer, short(part["mean"].mean() * root), short(part.sd.mean() * root), short(part.proxy.mean() * d),
+            short(part.proxy.max() * d), f"{within} of {len(part)}", short(part.survivors.mean()),
+            short(part.survivors.max()), short(part.survivors_centered.mean()),
+        )  # fmt: skip
     console.print(table)
-    for note in result.notes():
+    above = int((rows.survivors_low > result.kappa).sum())
+    for note in (
+        "A line averages over its heads. Unrelated: queries of each text against keys of the text before it, of "
+        f"{len(result.texts)} texts, key before query, without the first {SKIPPED} token.",
+        "proxy x d: sub-Gaussian variance proxy about the mean, 1 for sigma = 1 (Assumption 4.1 wants mean 0 and proxy "
+        "at most sigma^2/d); 'heads at most 1' counts those whose interval's upper end is.",
+        f"survivors a row: keys above TDA's threshold at beta = {result.beta:g}, kappa = {result.kappa:g}; its theorem "
+        f"says at most {result.kappa:g} if the assumption holds. {above} of {len(rows)} heads are above it (interval's "
+        "lower end); centered: with each head's mean taken off. In the same rows the spherical law has "
+        f"{short(result.spherical)}, the Gaussian {short(result.gaussian)}.",
+        f"Intervals: {METHOD}; --format csv prints them head by head.",
+    ):
         console.print(note, soft_wrap=True, markup=False)
-
-
-__all__ = ["number", "print_probe", "print_unrelated", "short"]

@@ -60,7 +60,7 @@ def probe(
         The words themselves (not a file's name: :func:`theory_lab.probes.texts.read_text` reads one). The shipped
         texts by default. Each must hold ``windows`` windows of the longest length.
     lengths : sequence of int, optional
-        Sequence lengths T in tokens; 64, 128, ... 1024 by default, or what the model's positions allow of them.
+        Sequence lengths T in tokens; 64, 128, ... 2048 by default, or what the model's positions allow of them.
     layers, heads : sequence of int, optional
         0-based; all by default.
     metrics : sequence of str, optional
@@ -109,9 +109,9 @@ def probe(
     seed = validate_seed(seed)
     groups = _groups(metrics, mechanism)
     numbers = _checked_numbers(lengths, windows, near_zero, sink_keys, sink_eps)
-    sources = _sources(text)
+    sources = checked_sources(text)
     folder = None if out is None else ProbeFolder(out)
-    loaded = _loaded(model, device, dtype, attention, trust_remote_code, progress)
+    loaded = loaded_model(model, device, dtype, attention, trust_remote_code, progress)
     notes: list[str] = []
     most = loaded.max_positions
     if rope_scaling is not None:
@@ -120,8 +120,8 @@ def probe(
     default = [n for n in DEFAULT_LENGTHS if most is None or n <= most]
     plan = Plan(
         lengths=tuple(sorted(set(lengths))) if lengths else tuple(default),
-        layers=_indices("layers", layers, loaded.layers),
-        heads=_indices("heads", heads, loaded.heads),
+        layers=checked_indices("layers", layers, loaded.layers),
+        heads=checked_indices("heads", heads, loaded.heads),
         groups=groups,
         mechanism=mechanism,
         windows=windows,
@@ -180,7 +180,8 @@ def _checked_numbers(
     return {"near_zero": tuple(near_zero), "sink_keys": tuple(sink_keys), "sink_eps": float(sink_eps)}
 
 
-def _indices(name: str, chosen: Sequence[int] | None, count: int) -> tuple[int, ...]:
+def checked_indices(name: str, chosen: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    """Chosen layers or heads, or all; InputError for one that is not there."""
     if chosen is None:
         return tuple(range(count))
     for value in chosen:
@@ -191,7 +192,8 @@ def _indices(name: str, chosen: Sequence[int] | None, count: int) -> tuple[int, 
     return tuple(sorted(set(chosen)))
 
 
-def _sources(text: str | Text | Sequence[str | Text] | None) -> list[Text]:
+def checked_sources(text: str | Text | Sequence[str | Text] | None) -> list[Text]:
+    """Texts with distinct names, the shipped ones if none is given; InputError for an empty one."""
     if text is None:
         return list(texts.shipped())
     given = [text] if isinstance(text, (str, Text)) else list(text)
@@ -208,7 +210,10 @@ def _sources(text: str | Text | Sequence[str | Text] | None) -> list[Text]:
     return found
 
 
-def _loaded(model: Any, device: str, dtype: str, attention: str | None, trust: bool, progress: Progress) -> LoadedModel:
+def loaded_model(
+    model: Any, device: str, dtype: str, attention: str | None, trust: bool, progress: Progress
+) -> LoadedModel:
+    """The model itself, or loaded by name; InputError if it cannot read text."""
     if hasattr(model, "model") and hasattr(model, "max_positions"):
         found = model
     else:

@@ -118,7 +118,7 @@ class Run:
         """One cell; where it does not fit, its finished layers and what shorter lengths give."""
         lengths = cell.lengths
         while lengths:
-            watched = _Watched(self.plan, lengths, self.progress, _work(cell) / max(len(self.plan.layers), 1))
+            watched = Watched(self.plan, lengths, self.progress, _work(cell) / max(len(self.plan.layers), 1))
             try:
                 self._forward(cell.window.ids[: lengths[-1]], watched)
             except OutOfMemory as error:
@@ -139,7 +139,7 @@ class Run:
         if rows is not None:
             self.frames.append(rows)
 
-    def _shrink(self, cell: Cell, lengths: tuple[int, ...], watched: _Watched, error: OutOfMemory) -> None:
+    def _shrink(self, cell: Cell, lengths: tuple[int, ...], watched: Watched, error: OutOfMemory) -> None:
         self.complete = False
         rows = watched.frame(cell.window, self.loaded.name)
         done = 0
@@ -156,16 +156,13 @@ class Run:
         self.progress.say(text)
         self.notes.append(text)
 
-    def _forward(self, ids: Sequence[int], watched: _Watched) -> None:
+    def _forward(self, ids: Sequence[int], watched: Watched) -> None:
         from theory_lab.probes.watching import watch
 
-        model = self.loaded.model.base_model
-        more = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-        tokens = torch.tensor([ids], device=self.loaded.model.device)
         layers = None if len(self.plan.layers) == self.loaded.layers else self.plan.layers
         try:
             with torch.inference_mode(), watch(self.loaded.model, watched, layers=layers) as seen:
-                model(input_ids=tokens, **more)
+                run_backbone(self.loaded, ids)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise OutOfMemory(_line(error)) from None
         except RuntimeError as error:
@@ -221,6 +218,13 @@ class Run:
         return fingerprint(self.loaded.model)
 
 
+def run_backbone(loaded: LoadedModel, ids: Sequence[int]) -> None:
+    """One forward pass over one sequence, without the language-model head and without a cache."""
+    model = loaded.model.base_model
+    more = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    model(input_ids=torch.tensor([ids], device=loaded.model.device), **more)
+
+
 def fingerprint(model: Any) -> str:
     """Hash of a model's configuration and of a sample of every parameter."""
     found = hashlib.blake2b(digest_size=16)
@@ -245,7 +249,7 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-class _Watched:
+class Watched:
     """The observer of one forward pass: statistics of every call, segment by segment."""
 
     def __init__(self, plan: Plan, lengths: tuple[int, ...], progress: Progress, work: float) -> None:

@@ -46,7 +46,7 @@ _OPTIONS["tda"] = {
 }
 
 #: What of a call says which keys a row sees, and what belongs to the model's own logits.
-_PLACES = ("causal", "query_offset", "window", "key_starts", "lengths", "query_starts", "query_lengths", "mask")
+PLACES = ("causal", "query_offset", "window", "key_starts", "lengths", "query_starts", "query_lengths", "mask")
 _LOGITS = ("scale", "softcap")
 
 
@@ -93,7 +93,7 @@ class Mechanism:
         given = call.statistics_arguments()
         if self.own:
             return (call.q, call.k), given
-        kept = _PLACES if self.name in ("tra", "tda") else (*_PLACES, *_LOGITS)
+        kept = PLACES if self.name in ("tra", "tda") else (*PLACES, *_LOGITS)
         arguments = {name: given[name] for name in kept if name in given}
         arguments |= {"weights": self.name, **self.arguments}
         tensors = (call.q, call.k)
