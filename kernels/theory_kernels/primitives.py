@@ -15,8 +15,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Sizes and counts are passed as they are: a kernel per length would be compiled otherwise, and with the 1s
 # of a single token folded in, one of them crashed ptxas.
 SIZES = [
-    "T", "S", "H", "G", "N", "MAX_Q", "MAX_K", "OFFSET", "NI", "NW", "NJ", "NIW", "plane", "BLOCKS", "Q_BLOCKS",
-    "K_BLOCKS", "K_PROGRAMS", "SPLITS", "SPAN", "R", "ROWS", "TRIALS", "TRIAL_BLOCKS", "SPANS", "seed",
+    "T", "S", "H", "G", "N", "MAX_Q", "MAX_K", "OFFSET", "NI", "NW", "NJ", "NIW", "NL", "plane", "capacity",
+    "BLOCKS", "Q_BLOCKS", "K_BLOCKS", "K_PROGRAMS", "SPLITS", "SPAN", "R", "ROWS", "TRIALS", "TRIAL_BLOCKS",
+    "SPANS", "seed", "TOKENS", "DENSE_FROM", "LIST_FROM", "DENSE_FROM_KEYS", "LIST_FROM_KEYS", "LIST_MOST",
 ]  # fmt: skip
 
 
@@ -136,11 +137,13 @@ def unit_rows(x, DTYPE: tl.constexpr, UPCAST: tl.constexpr):
     """Rows of x divided by their norms, rounded to DTYPE, and the reciprocal norms (0 for a zero row)."""
     wide = x.to(tl.float32)
     largest = tl.max(tl.abs(wide), 1)
-    safe = tl.where(largest > 0.0, largest, 1.0)
-    wide = wide / safe[:, None]
+    # Scaled by a power of two first, exactly, so that squares neither overflow nor vanish: 2^-e of the largest.
+    exponent = tl.minimum(largest.to(tl.uint32, bitcast=True) & 0x7F800000, 253 << 23)
+    scale = ((254 << 23) - exponent).to(tl.float32, bitcast=True)
+    wide = wide * scale[:, None]
     norm = tl.sqrt_rn(tl.sum(wide * wide, 1))
     inverse = tl.where(largest > 0.0, 1.0 / tl.where(largest > 0.0, norm, 1.0), 0.0)
-    return narrow(wide * inverse[:, None], DTYPE, UPCAST), inverse / safe
+    return narrow(wide * inverse[:, None], DTYPE, UPCAST), inverse * scale
 
 
 @triton.jit
@@ -152,9 +155,9 @@ def live_words(at, first, NW):
 
 
 @triton.jit
-def is_dense(flags, HEADS, SAMPLES: tl.constexpr, LIMIT: tl.constexpr):
-    """Did at least LIMIT of the sampled tiles a head hold a possible survivor, over HEADS heads in a row?"""
-    total = tl.zeros([SAMPLES], tl.int32)
-    for head in range(HEADS):
-        total += tl.load(flags + head * SAMPLES + tl.arange(0, SAMPLES))
-    return tl.sum(total, 0) >= LIMIT * HEADS
+def gather_rows(base, index, inside, cols, stride_t, D: tl.constexpr, DP: tl.constexpr):
+    """Rows ``index`` of a matrix with unit column stride; 0 where not ``inside``."""
+    at = base + ((index.to(tl.int64) * stride_t)[:, None] + cols[None, :])
+    if D == DP:
+        return tl.load(at, mask=inside[:, None], other=0.0)
+    return tl.load(at, mask=inside[:, None] & (cols < D)[None, :], other=0.0)

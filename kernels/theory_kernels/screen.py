@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from .geometry import Geometry, without_padding
-from .primitives import INTERPRETED, SIZES, any_bits, dot, is_dense, load_rows, sequence, unit_rows
+from .primitives import INTERPRETED, SIZES, any_bits, load_rows, sequence, unit_rows
 
 # Found on an H200: three programs fit a multiprocessor, one's maxima run beside the others' products.
 SCREEN_OPTIONS = {"BM": 128, "BN": 128, "num_warps": 4, "num_stages": 3, "maxnreg": 168}
@@ -40,6 +40,17 @@ class Operands(NamedTuple):
     inverse_k: torch.Tensor
     amax: torch.Tensor
     tau: torch.Tensor
+
+
+class Gate(NamedTuple):
+    """Codes int32 of what each head does, and one of them.
+
+    Of query heads: work for heads with ``code`` is left out. Of key heads (``keys``): only that work is done.
+    """
+
+    codes: torch.Tensor
+    code: int
+    keys: bool = False
 
 
 class Quantized(NamedTuple):
@@ -120,19 +131,21 @@ def _operands_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _quantize_queries_kernel(
-    UNIT, TAU, AMAX, STATS, FLAGS, INT8, LEVEL, T, H, G, BLOCKS, K_BLOCKS, D: tl.constexpr,
-    DP: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, SAMPLES: tl.constexpr,
-    LIMIT: tl.constexpr,
+    UNIT, TAU, AMAX, STATS, CODES, INT8, LEVEL, T, H, G, BLOCKS, K_BLOCKS, D: tl.constexpr,
+    DP: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr, GATE: tl.constexpr, CODE: tl.constexpr,
 ):  # fmt: skip
     """int8 queries, one scale a row, and the integer that a product must exceed to be a possible survivor."""
     block, bh = tl.program_id(0) % BLOCKS, (tl.program_id(0) // BLOCKS).to(tl.int64)
-    if GATE:
-        if is_dense(FLAGS + bh * SAMPLES, 1, SAMPLES, LIMIT):
-            return
     b, h = bh // H, bh % H
+    key = b * G + h // (H // G)
+    if GATE == 1:
+        if tl.load(CODES + bh) == CODE:
+            return
+    if GATE == 2:
+        if tl.load(CODES + key) != CODE:
+            return
     rows = block * BR + tl.arange(0, BR)
     cols = tl.arange(0, DP)
-    key = b * G + h // (H // G)
     largest = _row_maximum(AMAX + key * K_BLOCKS, K_BLOCKS, BLOCK)
     key_scale = tl.where(largest > 0.0, largest / 127.0, 1.0)
     key_size = _row_maximum(STATS + key * 2 * K_BLOCKS, K_BLOCKS, BLOCK)
@@ -156,16 +169,19 @@ def _quantize_queries_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _quantize_keys_kernel(
-    UNIT, AMAX, FLAGS, INT8, STATS, T, R, BLOCKS, D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr,
-    BLOCK: tl.constexpr, GATE: tl.constexpr, SAMPLES: tl.constexpr, LIMIT: tl.constexpr,
+    UNIT, AMAX, CODES, INT8, STATS, T, R, BLOCKS, D: tl.constexpr, DP: tl.constexpr, BR: tl.constexpr,
+    BLOCK: tl.constexpr, GATE: tl.constexpr, CODE: tl.constexpr,
 ):  # fmt: skip
     """One scale a head, so that the integer threshold of a row is the same for every tile."""
     block, bh = tl.program_id(0) % BLOCKS, (tl.program_id(0) // BLOCKS).to(tl.int64)
-    if GATE:
-        sparse = 0
+    if GATE == 1:
+        wanted = 0
         for r in range(R):
-            sparse += 1 - is_dense(FLAGS + (bh * R + r) * SAMPLES, 1, SAMPLES, LIMIT).to(tl.int32)
-        if sparse == 0:
+            wanted += (tl.load(CODES + bh * R + r) != CODE).to(tl.int32)
+        if wanted == 0:
+            return
+    if GATE == 2:
+        if tl.load(CODES + bh) != CODE:
             return
     rows = block * BR + tl.arange(0, BR)
     cols = tl.arange(0, DP)
@@ -208,7 +224,17 @@ def _screen_tile(
 
 
 @triton.jit
-def _spread(x):
+def reverse_bits(x):
+    """Bit b of a uint32 to place 31 - b."""
+    x = ((x >> 1) & 0x55555555) | ((x & 0x55555555) << 1)
+    x = ((x >> 2) & 0x33333333) | ((x & 0x33333333) << 2)
+    x = ((x >> 4) & 0x0F0F0F0F) | ((x & 0x0F0F0F0F) << 4)
+    x = ((x >> 8) & 0x00FF00FF) | ((x & 0x00FF00FF) << 8)
+    return (x >> 16) | (x << 16)
+
+
+@triton.jit
+def spread(x):
     """Bits 0..15 to the even places."""
     x = (x | (x << 8)) & 0x00FF00FF
     x = (x | (x << 4)) & 0x0F0F0F0F
@@ -227,13 +253,9 @@ def _flush(
     bits = (bits << (TPW - count).to(tl.uint32)) << (lane * TPW)
     flat = tl.reshape(bits.to(tl.int32, bitcast=True), [BM // GM, GM * NG * 8])
     x = any_bits(flat, UPCAST).to(tl.uint32, bitcast=True)
-    x = ((x >> 1) & 0x55555555) | ((x & 0x55555555) << 1)
-    x = ((x >> 2) & 0x33333333) | ((x & 0x33333333) << 2)
-    x = ((x >> 4) & 0x0F0F0F0F) | ((x & 0x0F0F0F0F) << 4)
-    x = ((x >> 8) & 0x00FF00FF) | ((x & 0x00FF00FF) << 8)
-    x = (x >> 16) | (x << 16)
+    x = reverse_bits(x)
     if NG == 2:
-        x = _spread(x >> 16) | (_spread(x & 0xFFFF) << 1)
+        x = spread(x >> 16) | (spread(x & 0xFFFF) << 1)
     out = x.to(tl.int32, bitcast=True)
     if JOIN:
         out |= tl.load(at + word, mask=inside, other=0)
@@ -241,50 +263,11 @@ def _flush(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def _sample_kernel(
-    Q, K, TAU, FLAGS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, D: tl.constexpr, DP: tl.constexpr,
-    B: tl.constexpr, SAMPLES: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
-    PACKED: tl.constexpr, FIRST: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """One tile a program: does it hold a survivor? The share of such tiles picks the path."""
-    nh, index = tl.program_id(0) // SAMPLES, tl.program_id(0) % SAMPLES
-    n, h = nh // H, nh % H
-    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
-    b = n * 0 if PACKED else n
-    # Rows by the square root: below a diagonal, later row groups have proportionally more tiles.
-    part = (index + 0.5) / SAMPLES
-    groups = tl.cdiv(q_len, B)
-    group = tl.minimum((tl.sqrt(part) * groups).to(tl.int32), tl.maximum(groups - 1, 0))
-    first = group * B
-    hi = k_len
-    if CAUSAL:
-        hi = tl.minimum(k_len, tl.maximum(tl.minimum(first + B, q_len) + off, 0))
-    golden = index * 0.6180339887
-    key = ((golden - tl.floor(golden)) * tl.cdiv(hi, B)).to(tl.int32) * B
-    rows, keys, cols = first + tl.arange(0, B), key + tl.arange(0, B), tl.arange(0, DP)
-    q_base = ((b * H + h) * T + q0).to(tl.int64)
-    k_base = ((b * G + h // (H // G)) * S + k0).to(tl.int64) * D
-    q = load_rows(Q + q_base * D, first, q_len, cols, D, D, DP, B, True)
-    k = load_rows(K + k_base, key, hi, cols, D, D, DP, B, True)
-    tau = tl.load(TAU + q_base + rows, mask=rows < q_len, other=float("inf"))
-    # An estimate, so one tf32 product is good enough for float32 operands.
-    score = dot(q, tl.trans(k), tl.zeros([B, B], tl.float32), "tf32", UPCAST)
-    hit = (score > tau[:, None]) & (keys < hi)[None, :]
-    if CAUSAL:
-        hit = hit & (keys[None, :] <= (rows + off)[:, None])
-    flag = tl.max(tl.max(hit.to(tl.int32), 1), 0)
-    if FIRST:
-        tl.store(FLAGS + nh * SAMPLES + index, flag)
-    else:
-        tl.store(FLAGS + nh * SAMPLES + index, flag | tl.load(FLAGS + nh * SAMPLES + index))
-
-
-@triton.jit(do_not_specialize=SIZES)
 def _screen_kernel(
-    Q8, K8, THR, WORDS, FLAGS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, BLOCKS,
+    Q8, K8, THR, WORDS, CODES, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, BLOCKS,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GRAIN: tl.constexpr,
     CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, GATE: tl.constexpr,
-    JOIN: tl.constexpr, SAMPLES: tl.constexpr, LIMIT: tl.constexpr, UPCAST: tl.constexpr,
+    JOIN: tl.constexpr, CODE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     nh = tl.program_id(0) // BLOCKS
     n, h = nh // H, nh % H
@@ -316,8 +299,9 @@ def _screen_kernel(
     inside = groups < NI
     stop = tl.cdiv(hi, BN)
     if GATE:
-        if is_dense(FLAGS + nh * SAMPLES, 1, SAMPLES, LIMIT):
-            # Flags of tiles past the last key do no harm: the exact kernels mask what lies there.
+        if tl.load(CODES + nh) != CODE:
+            # Its group of heads may walk tiles all the same: then all of them. Flags of tiles past the last key do
+            # no harm, the exact kernels mask what lies there.
             for word in range(tl.cdiv(stop, TPW)):
                 tl.store(word_at + word, tl.full([BM // GRAIN], -1, tl.int32), mask=inside)
             return
@@ -376,6 +360,7 @@ def prepare(
     given: torch.Tensor,
     beta: torch.Tensor | None,
     tau: torch.Tensor,
+    raw_keys: bool = False,
 ) -> Operands:
     """Operands of one view, and the thresholds.
 
@@ -387,6 +372,8 @@ def prepare(
         float32, broadcastable to (B, H, T), row stride 1: thresholds, or what beta (H,) multiplies.
     tau : torch.Tensor
         Output, (B, H, T) float32: ``given``, times beta if there is one.
+    raw_keys : bool
+        Keep contiguous keys as they are: a consumer that reads them once normalizes them itself.
     """
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
     (b, h, t, d), (g, s) = q.shape, k.shape[1:3]
@@ -394,7 +381,7 @@ def prepare(
     q_blocks, k_blocks = triton.cdiv(t, rows), triton.cdiv(s, rows)
     given = given.expand(b, h, t)
     # Raw contiguous keys are used in place: a decoding step with normalized keys in its cache copies nothing.
-    as_is = not normalize and not screened and k.is_contiguous()
+    as_is = (raw_keys or not normalize) and not screened and k.is_contiguous()
     unit_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     unit_k = k if as_is else torch.empty(k.shape, dtype=k.dtype, device=k.device)
     inv_q = torch.empty((b, h, t), dtype=torch.float32, device=q.device)
@@ -411,8 +398,8 @@ def prepare(
     return Operands(unit_q, unit_k, inv_q, inv_k, amax, tau)
 
 
-def quantize(x: Operands, flags: torch.Tensor | None, limit: int) -> Quantized:
-    """int8 rows and integer thresholds of a view prepared with ``screened``; dense heads are left out."""
+def quantize(x: Operands, gate: Gate | None) -> Quantized:
+    """int8 rows and integer thresholds of a view prepared with ``screened``."""
     (b, h, t, d), (g, s) = x.q.shape, x.k.shape[1:3]
     rows = _row_block(d)
     q_blocks, k_blocks = triton.cdiv(t, rows), triton.cdiv(s, rows)
@@ -422,37 +409,31 @@ def quantize(x: Operands, flags: torch.Tensor | None, limit: int) -> Quantized:
     level = torch.empty((b, h, t), dtype=torch.int32, device=x.q.device)
     fixed = {
         "D": d, "DP": padded(d), "BR": rows, "BLOCK": max(16, min(1024, triton.next_power_of_2(k_blocks))),
-        "GATE": flags is not None, "SAMPLES": 1 if flags is None else flags.shape[1], "LIMIT": limit,
+        "GATE": 0 if gate is None else 2 if gate.keys else 1, "CODE": -1 if gate is None else gate.code,
         "num_warps": 4,
     }  # fmt: skip
-    gate = level if flags is None else flags
-    _quantize_keys_kernel[(b * g * k_blocks,)](x.k, x.amax, gate, int8_k, stats, s, h // g, k_blocks, **fixed)
+    codes = level if gate is None else gate.codes
+    _quantize_keys_kernel[(b * g * k_blocks,)](x.k, x.amax, codes, int8_k, stats, s, h // g, k_blocks, **fixed)
     _quantize_queries_kernel[(b * h * q_blocks,)](
-        x.q, x.tau, x.amax, stats, gate, int8_q, level, t, h, g, q_blocks, k_blocks, **fixed
+        x.q, x.tau, x.amax, stats, codes, int8_q, level, t, h, g, q_blocks, k_blocks, **fixed
     )
     return Quantized(int8_q, int8_k, level)
 
 
-def _shapes(q: torch.Tensor, k: torch.Tensor, geometry: Geometry, other: torch.Tensor) -> tuple:
+def shapes(q: torch.Tensor, k: torch.Tensor, geometry: Geometry, other: torch.Tensor) -> tuple:
+    """Arguments that tell a kernel its sizes; ``other`` stands in for a layout that is not there."""
     return (
         geometry.layout if geometry.layout is not None else other, geometry.sequences, q.shape[1], k.shape[1],
         q.shape[2], k.shape[2], geometry.max_q, geometry.max_k, geometry.offset,
     )  # fmt: skip
 
 
-def _flags(dim: int, geometry: Geometry) -> dict:
+def common_flags(dim: int, geometry: Geometry) -> dict:
+    """Compile-time arguments that kernels over rows and keys share."""
     return {
         "D": dim, "DP": max(32, padded(dim)), "CAUSAL": geometry.causal, "RAGGED": geometry.layout is not None,
         "PACKED": geometry.packed, "UPCAST": INTERPRETED,
     }  # fmt: skip
-
-
-def sample(x: Operands, geometry: Geometry, flags: torch.Tensor, first: bool) -> None:
-    """Try some tiles of every head; ``flags`` (N * H, tiles tried) int32 is set, or joined after the first view."""
-    _sample_kernel[(flags.numel(),)](
-        x.q, x.k, x.tau, flags, *_shapes(x.q, x.k, geometry, flags), **_flags(x.q.shape[-1], geometry),
-        B=32 if INTERPRETED else 64, SAMPLES=flags.shape[1], FIRST=first, num_warps=4,
-    )  # fmt: skip
 
 
 def screen(
@@ -460,15 +441,14 @@ def screen(
     geometry: Geometry,
     words: torch.Tensor,
     grain: int,
-    flags: torch.Tensor | None,
-    limit: int,
+    gate: Gate | None,
     join: bool = False,
 ) -> None:
     """Fill ``words`` (N * H, row groups, words), zero on entry: bit j of a row group tells of its key tile j.
 
     With ``join`` the flags are added to those of an earlier view.
 
-    Heads of which ``flags`` has at least ``limit`` set count as dense and get all their bits, unseen.
+    Heads with another code than the gate's get all their bits, unseen.
     """
     options = dict(SCREEN_OPTIONS)
     if options["BN"] > 2 * grain:
@@ -478,9 +458,9 @@ def screen(
     blocks = triton.cdiv(geometry.max_q, options["BM"])
     # One grid axis throughout: the others end at 65,535.
     _screen_kernel[(words.shape[0] * blocks,)](
-        x.q, x.k, x.level, words, words if flags is None else flags, *_shapes(x.q, x.k, geometry, words),
-        words.shape[1], words.shape[2], blocks, **_flags(x.q.shape[-1], geometry), GRAIN=grain,
-        GATE=flags is not None, JOIN=join, SAMPLES=1 if flags is None else flags.shape[1], LIMIT=limit, **options,
+        x.q, x.k, x.level, words, words if gate is None else gate.codes, *shapes(x.q, x.k, geometry, words),
+        words.shape[1], words.shape[2], blocks, **common_flags(x.q.shape[-1], geometry), GRAIN=grain,
+        GATE=gate is not None, JOIN=join, CODE=-1 if gate is None else gate.code, **options,
     )  # fmt: skip
 
 

@@ -141,7 +141,8 @@ def test_bitmap_is_small() -> None:
     from theory_kernels.attention.plan import make_plan
 
     x = torch.empty((1, 12, 65536, 64), dtype=BF16, device="meta")
-    plan = make_plan("triton", 1, x, x, 65536, 65536, None)
+    plan = make_plan("triton", 1, x, x, 65536, 65536, True, 1, None)
     assert plan.screened
     words = plan.bitmap[0] * plan.bitmap[1] * plan.bitmap[2]
+    assert plan.capacity == 0
     assert 4 * words <= 0.01 * 2 * x.numel() * x.element_size()

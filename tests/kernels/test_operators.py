@@ -51,7 +51,8 @@ def test_opcheck_backward(device: torch.device) -> None:
     out = torch.randn((1, 2, 12, 8), device=device)
     torch.library.opcheck(
         threshold_backward,
-        (out, q1, k1, q2, k2, v, beta, beta, None, out, out[..., 0].abs().contiguous(), none, none.view(0, 0), 1,
+        (out, q1, k1, q2, k2, v, beta, beta, None, out, out[..., 0].abs().contiguous(), none,
+         none.new_empty((0, 0), dtype=torch.int16), none.new_empty((2, 0, 0)), none.view(0), 1,
          12, 12, 0, False, True, 1.0, 2.0, True, True, "chunked"),
     )  # fmt: skip
 

@@ -188,7 +188,7 @@ def _attention(
         with torch.autocast(v.device.type, enabled=False):
             return reference.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps)
     q2, k2 = views[1] if len(views) == 2 else (None, None)
-    out, _, _, _ = threshold_forward(
+    out, *_ = threshold_forward(
         q, k, q2, k2, v, beta, lam, geometry.layout, geometry.sequences, geometry.max_q, geometry.max_k,
         geometry.offset, geometry.packed, geometry.causal, kappa, power, normalize, rms_eps, chosen, screen_from,
     )  # fmt: skip

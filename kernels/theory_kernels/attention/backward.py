@@ -21,7 +21,7 @@ from ..primitives import (
     bit_count,
     dot,
     first_bit,
-    is_dense,
+    gather_rows,
     live_words,
     load_rows,
     narrow,
@@ -30,6 +30,7 @@ from ..primitives import (
     sequence,
 )
 from .forward import excess
+from .lists import items, listed
 
 # Knowing that a length is a multiple of 16 saves the key kernel a third of its spilled registers.
 _KEY_SIZES = [name for name in SIZES if name not in ("MAX_Q", "MAX_K")]
@@ -54,17 +55,20 @@ def _narrow_dot(a, b, acc, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.co
 def _query_tile(
     dq1, dq2, dtau, dlam, q1, q2, do, K1, K2, V, start, k_len, cols, vcols, tau, pos, lam, stride_v,
     D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr, CAUSAL: tl.constexpr,
-    MASKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+    GATHER: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    x, k = excess(q1, K1, start, k_len, cols, tau, pos, D, DP, BN, CAUSAL, MASKED, PREC, UPCAST)
-    v = load_rows(V, start, k_len, vcols, stride_v, E, EP, BN, MASKED)
+    x, k = excess(q1, K1, start, k_len, cols, tau, pos, D, DP, BN, CAUSAL, MASKED, GATHER, False, PREC, UPCAST)
+    if GATHER:
+        v = gather_rows(V, start, start < k_len, vcols, stride_v, E, EP)
+    else:
+        v = load_rows(V, start, k_len, vcols, stride_v, E, EP, BN, MASKED)
     dp = dot(do, tl.trans(v), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
     ds = dp * rectified_slope(x, POWER)
     dq1 = _narrow_dot(ds, k, dq1, PREC, WIDE, UPCAST)
     dtau -= tl.sum(ds, 1)
     if VIEWS == 2:
-        x, k = excess(q2, K2, start, k_len, cols, tau, pos, D, DP, BN, CAUSAL, MASKED, PREC, UPCAST)
+        x, k = excess(q2, K2, start, k_len, cols, tau, pos, D, DP, BN, CAUSAL, MASKED, GATHER, False, PREC, UPCAST)
         dlam -= tl.sum(dp * rectified_power(x, POWER), 1)
         ds = -lam * dp * rectified_slope(x, POWER)
         dq2 = _narrow_dot(ds, k, dq2, PREC, WIDE, UPCAST)
@@ -74,13 +78,12 @@ def _query_tile(
 
 @triton.jit(do_not_specialize=SIZES)
 def query_kernel(
-    Q1, K1, Q2, K2, V, DO, TAU, LAM, INV1, INV2, DQ1, DQ2, DTAU, DLAM, WORDS, FLAGS, LAYOUT,
-    N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, BLOCKS, tau_b, tau_h, vb, vh, vs,
+    Q1, K1, Q2, K2, V, DO, TAU, LAM, INV1, INV2, DQ1, DQ2, DTAU, DLAM, WORDS, LISTS, PLACES, PATHS, LAYOUT,
+    N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, NL, capacity, BLOCKS, tau_b, tau_h, vb, vh, vs,
     D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr, CAUSAL: tl.constexpr,
-    RAGGED: tl.constexpr, PACKED: tl.constexpr, LISTED: tl.constexpr, NORMALIZE: tl.constexpr,
-    GATE: tl.constexpr, SAMPLES: tl.constexpr, LIMIT: tl.constexpr, PREC: tl.constexpr,
-    WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    RAGGED: tl.constexpr, PACKED: tl.constexpr, PATH: tl.constexpr, NORMALIZE: tl.constexpr,
+    GATE: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     nh = pid // BLOCKS
@@ -91,7 +94,7 @@ def query_kernel(
     if first >= q_len:
         return
     if GATE:
-        if is_dense(FLAGS + nh * SAMPLES, 1, SAMPLES, LIMIT) == LISTED:
+        if tl.load(PATHS + nh) != PATH:
             return
     b = n * 0 if PACKED else n
     kh = b * G + h // (H // G)
@@ -118,7 +121,7 @@ def query_kernel(
     if CAUSAL:
         hi = tl.minimum(k_len, tl.maximum(tl.minimum(first + BM, q_len) + off, 0))
         full = tl.minimum(full, tl.maximum(first + off + 1, 0) // BN)
-    if LISTED:
+    if PATH == 0:
         at = WORDS + (nh.to(tl.int64) * NI + block) * NW
         words = tl.cdiv(tl.cdiv(hi, BN), 32)
         for chunk in range(0, words, 32):
@@ -131,19 +134,29 @@ def query_kernel(
                     key = (w * 32 + first_bit(word)) * BN
                     word = word & (word - 1)
                     dq1, dq2, dtau, dlam = _query_tile(
-                        dq1, dq2, dtau, dlam, q1, q2, do, K1 + k_at, K2 + k_at, v_at, key, k_len, cols, vcols, tau,
-                        pos, lam, vs, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, PREC, WIDE, UPCAST,
+                        dq1, dq2, dtau, dlam, q1, q2, do, K1 + k_at, K2 + k_at, v_at, key, k_len, cols, vcols,
+                        tau, pos, lam, vs, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, False, PREC, WIDE,
+                        UPCAST,
                     )  # fmt: skip
+    elif PATH == 1:
+        at, count = listed(LISTS, PLACES, nh, block, N * H, NL, capacity)
+        for start in range(0, count, BN):
+            keys = items(at, start, count, BN)
+            dq1, dq2, dtau, dlam = _query_tile(
+                dq1, dq2, dtau, dlam, q1, q2, do, K1 + k_at, K2 + k_at, v_at, keys, k_len, cols, vcols,
+                tau, pos, lam, vs, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, True, PREC, WIDE,
+                UPCAST,
+            )  # fmt: skip
     else:
         for j in range(full):
             dq1, dq2, dtau, dlam = _query_tile(
                 dq1, dq2, dtau, dlam, q1, q2, do, K1 + k_at, K2 + k_at, v_at, j * BN, k_len, cols, vcols, tau,
-                pos, lam, vs, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, False, PREC, WIDE, UPCAST,
+                pos, lam, vs, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, False, False, PREC, WIDE, UPCAST,
             )  # fmt: skip
         for j in tl.range(full, tl.cdiv(hi, BN), num_stages=1):
             dq1, dq2, dtau, dlam = _query_tile(
                 dq1, dq2, dtau, dlam, q1, q2, do, K1 + k_at, K2 + k_at, v_at, j * BN, k_len, cols, vcols, tau,
-                pos, lam, vs, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, PREC, WIDE, UPCAST,
+                pos, lam, vs, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, False, PREC, WIDE, UPCAST,
             )  # fmt: skip
     inside = (rows < q_len)[:, None] & (cols < D)[None, :]
     out_at = (q_row + rows)[:, None] * D + cols[None, :]
@@ -164,15 +177,22 @@ def query_kernel(
 def _key_tile(
     dk1, dk2, dv, k1, k2, v, Q1, Q2, DO, TAU, start, q_len, off, k_len, keys, cols, vcols, lam,
     D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr, CAUSAL: tl.constexpr,
-    MASKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+    GATHER: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Everything transposed, (keys, rows), so that no tile has to change its layout in registers."""
-    rows = start + tl.arange(0, BM)
+    """Everything transposed, (keys, rows), so that no tile has to change its layout in registers.
+
+    ``start`` is the first row, or (GATHER) the index of each.
+    """
+    rows = start if GATHER else start + tl.arange(0, BM)
     # An infinite threshold keeps rows that do not exist out of the sums.
     tau = tl.load(TAU + rows, mask=rows < q_len, other=float("inf"))
-    q = load_rows(Q1, start, q_len, cols, D, D, DP, BM, MASKED)
-    do = load_rows(DO, start, q_len, vcols, E, E, EP, BM, MASKED)
+    if GATHER:
+        q = gather_rows(Q1, rows, rows < q_len, cols, D, D, DP)
+        do = gather_rows(DO, rows, rows < q_len, vcols, E, E, EP)
+    else:
+        q = load_rows(Q1, start, q_len, cols, D, D, DP, BM, MASKED)
+        do = load_rows(DO, start, q_len, vcols, E, E, EP, BM, MASKED)
     dp = dot(v, tl.trans(do), tl.zeros([BN, BM], tl.float32), PREC, UPCAST)
     x = dot(k1, tl.trans(q), tl.zeros([BN, BM], tl.float32), PREC, UPCAST) - tau[None, :]
     if MASKED:
@@ -184,7 +204,10 @@ def _key_tile(
     w = rectified_power(x, POWER)
     dk1 = _narrow_dot(dp * rectified_slope(x, POWER), q, dk1, PREC, WIDE, UPCAST)
     if VIEWS == 2:
-        q = load_rows(Q2, start, q_len, cols, D, D, DP, BM, MASKED)
+        if GATHER:
+            q = gather_rows(Q2, rows, rows < q_len, cols, D, D, DP)
+        else:
+            q = load_rows(Q2, start, q_len, cols, D, D, DP, BM, MASKED)
         x = dot(k2, tl.trans(q), tl.zeros([BN, BM], tl.float32), PREC, UPCAST) - tau[None, :]
         if MASKED:
             x = tl.where(seen, x, 0.0)
@@ -197,13 +220,12 @@ def _key_tile(
 
 @triton.jit(do_not_specialize=_KEY_SIZES)
 def key_kernel(
-    Q1, K1, Q2, K2, V, DO, TAU, LAM, INV1, INV2, DK1, DK2, DV, WORDS, FLAGS, LAYOUT,
-    N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NJ, NIW, BLOCKS, tau_b, tau_h, vb, vh, vs,
+    Q1, K1, Q2, K2, V, DO, TAU, LAM, INV1, INV2, DK1, DK2, DV, WORDS, LISTS, PLACES, PATHS, LAYOUT,
+    N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NJ, NIW, NL, capacity, BLOCKS, tau_b, tau_h, vb, vh, vs,
     D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr, CAUSAL: tl.constexpr,
-    RAGGED: tl.constexpr, PACKED: tl.constexpr, LISTED: tl.constexpr, NORMALIZE: tl.constexpr,
-    GATE: tl.constexpr, SAMPLES: tl.constexpr, LIMIT: tl.constexpr, PREC: tl.constexpr,
-    WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    RAGGED: tl.constexpr, PACKED: tl.constexpr, PATH: tl.constexpr, NORMALIZE: tl.constexpr,
+    GATE: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     # The first keys are seen by the most rows, so they come first.
@@ -215,8 +237,8 @@ def key_kernel(
     if first >= k_len:
         return
     if GATE:
-        # The heads of a group share dK and dV, so they take one path; both give the same sums.
-        if is_dense(FLAGS + (n * H + g * (H // G)) * SAMPLES, H // G, SAMPLES, LIMIT) == LISTED:
+        # The heads of a group share dK and dV, so they take one path; all give the same sums.
+        if tl.load(PATHS + N * H + n * G + g) != PATH:
             return
     b = n * 0 if PACKED else n
     k_row = (b * G + g).to(tl.int64) * S + k0
@@ -242,7 +264,7 @@ def key_kernel(
         lam = 0.0
         if VIEWS == 2:
             lam = tl.load(LAM + h)
-        if LISTED:
+        if PATH == 0:
             at = WORDS + ((n * H + h).to(tl.int64) * NJ + block) * NIW
             for chunk in range(0, tl.cdiv(stop, 32), 32):
                 live = live_words(at, chunk, tl.cdiv(stop, 32))
@@ -255,14 +277,23 @@ def key_kernel(
                         word = word & (word - 1)
                         dk1, dk2, dv = _key_tile(
                             dk1, dk2, dv, k1, k2, v, q1_at, q2_at, do_at, tau_at, start, q_len, off, k_len, keys,
-                            cols, vcols, lam, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, PREC, WIDE,
+                            cols, vcols, lam, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, False, PREC, WIDE,
                             UPCAST,
                         )  # fmt: skip
+        elif PATH == 1:
+            at, count = listed(LISTS, PLACES, n * H + h, block, N * H, NL, capacity)
+            for start in range(0, count, BM):
+                rows = items(at, start, count, BM)
+                dk1, dk2, dv = _key_tile(
+                    dk1, dk2, dv, k1, k2, v, q1_at, q2_at, do_at, tau_at, rows, q_len, off, k_len, keys,
+                    cols, vcols, lam, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, True, PREC, WIDE,
+                    UPCAST,
+                )  # fmt: skip
         else:
             for i in range(low, stop):
                 dk1, dk2, dv = _key_tile(
                     dk1, dk2, dv, k1, k2, v, q1_at, q2_at, do_at, tau_at, i * BM, q_len, off, k_len, keys,
-                    cols, vcols, lam, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, PREC, WIDE, UPCAST,
+                    cols, vcols, lam, D, DP, E, EP, BM, BN, VIEWS, POWER, CAUSAL, True, False, PREC, WIDE, UPCAST,
                 )  # fmt: skip
     inside = (keys < k_len)[:, None] & (cols < D)[None, :]
     out_at = (k_row + keys)[:, None] * D + cols[None, :]

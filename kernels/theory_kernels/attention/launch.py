@@ -9,10 +9,12 @@ import triton
 
 from ..geometry import Geometry, Gradients, rows_of, tau_coefficients, visible_counts
 from ..primitives import INTERPRETED
-from ..screen import Operands, cleaned, padded, prepare, quantize, sample, screen, transpose
+from ..screen import Gate, Operands, cleaned, padded, prepare, quantize, screen, transpose
 from .backward import key_kernel, query_kernel
 from .forward import forward_kernel
-from .plan import DENSE_FROM, SAMPLES, SPLIT_ROWS, TILE, Plan
+from .lists import Lists, fill_lists, make_lists
+from .paths import choose_paths
+from .plan import DENSE, LISTS, SPLIT_ROWS, TILE, TILES, Plan, mark_words
 
 Views = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -29,15 +31,17 @@ class Tiles(NamedTuple):
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-def _tiles(kind: str, dim: int, views: int, dtype: torch.dtype, keys: int = 0) -> Tiles:
-    """Tile shapes by padded head dim and number of keys; found on an H200, see kernels/README.md."""
+def _tiles(kind: str, dim: int, views: int, dtype: torch.dtype, keys: int = 0, rows: int = 0) -> Tiles:
+    """Tile shapes by padded head dim, keys and rows; found on an H200, see kernels/README.md."""
     wide = dim * (2 if dtype == torch.float32 else 1)
-    if kind == "listed":
+    if kind == "lists" and wide <= 64:
+        return Tiles(TILE, TILE, 4, 3)
+    if kind in ("tiles", "lists"):
         return Tiles(TILE, TILE, 4 if wide <= 128 else 8, 2 if wide <= 128 else 1)
     if INTERPRETED:
         return Tiles(32, 32, 4, 1)
     if kind == "split":
-        return Tiles(16, 64 if wide <= 128 else 32, 4, 2)
+        return Tiles(16 if rows <= 16 or wide > 128 else 32, 64 if wide <= 128 else 32, 4, 2)
     if wide > 256:
         # float32 with large head dims: the operands of one tile are all that shared memory holds.
         return Tiles(32, 32, 4, 1) if kind == "forward" and views == 1 else Tiles(16, 16, 4, 1)
@@ -114,11 +118,18 @@ class _Call:
             "UPCAST": INTERPRETED,
         }  # fmt: skip
 
-    def prepare(self, view: tuple[torch.Tensor, torch.Tensor], normalize: bool, screened: bool) -> Operands:
-        """Operands of a view; fills ``tau``."""
+    def prepare(
+        self, view: tuple[torch.Tensor, torch.Tensor], normalize: bool, screened: bool, raw_keys: bool = False
+    ) -> Operands:
+        """Operands of a view; fills ``tau``. ``raw_keys`` leaves normalizing the keys to the kernel that loads them."""
         if screened:
             view = cleaned(view, self.geometry)
-        return prepare(*view, normalize, screened, self.c[:, None, :], self.beta, self.tau)
+        return prepare(*view, normalize, screened, self.c[:, None, :], self.beta, self.tau, raw_keys)
+
+    @property
+    def folded(self) -> int:
+        """Rows of a key head with the rows of all its query heads one after another."""
+        return self.t if self.geometry.packed else self.t * (self.h // self.g)
 
     @property
     def empty(self) -> bool:
@@ -145,36 +156,60 @@ def forward(
     normalize: bool,
     rms_eps: float | None,
     plan: Plan,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return output, output scale, bitmap and density flags; see :mod:`.operator`."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return output, output scale, bitmap, lists, their spans and paths; see :mod:`.operator`."""
     call = _Call(views, v, beta, lam, geometry, kappa, power)
     q = views[0][0]
     shape = (call.b, call.h, call.t, call.e)
     words = torch.zeros(plan.bitmap, dtype=torch.int32, device=q.device)
-    flags = torch.empty((words.shape[0], plan.samples), dtype=torch.int32, device=q.device)
+    paths = torch.empty(plan.paths, dtype=torch.int32, device=q.device)
+    kept = _Kept(words, *make_lists(plan.marks, plan.capacity, q.device), paths)
     if call.empty:
         scale = torch.full(shape[:3] if rms_eps is not None else (0,), (rms_eps or 1.0) ** -0.5, device=q.device)
-        return torch.zeros(shape, dtype=v.dtype, device=q.device), scale, words, flags
+        return torch.zeros(shape, dtype=v.dtype, device=q.device), scale, *kept
     out = call.like(v, shape)
     scale = torch.empty(shape[:3] if rms_eps is not None else (0,), dtype=torch.float32, device=q.device)
     if rms_eps is not None and call.ragged:
         scale.fill_(rms_eps**-0.5)
-    operands = [call.prepare(view, normalize, plan.screened) for view in views]
+    split = not plan.screened and geometry.max_q <= SPLIT_ROWS and geometry.max_k > 4 * TILE
+    raw = split and normalize and call.folded <= SPLIT_ROWS and all(k.is_contiguous() for _, k in views)
+    operands = [call.prepare(view, normalize, plan.screened, raw) for view in views]
     rows = [(x.q, x.k) for x in operands]
+    if split:
+        _split_forward(call, rows, out, scale, kept, rms_eps, raw)
+        return out, scale, *kept
     if plan.screened:
-        for index, x in enumerate(operands):
-            sample(x, geometry, flags, index == 0)
+        choose_paths(operands, geometry, paths, plan.capacity > 0)
         # The rows of packed sequences share one int8 scale, so no head of theirs can be left out.
-        gate = None if geometry.packed else flags
-        for index, x in enumerate(operands):
-            screen(quantize(x, gate, DENSE_FROM), geometry, words, TILE, flags, DENSE_FROM, index > 0)
-        _run_forward(call, rows, out, scale, words, "listed", rms_eps, flags)
-        _run_forward(call, rows, out, scale, words, "forward", rms_eps, flags)
-    elif geometry.max_q <= SPLIT_ROWS and geometry.max_k > 4 * TILE:
-        _split_forward(call, rows, out, scale, words, rms_eps)
-    else:
-        _run_forward(call, rows, out, scale, words, "forward", rms_eps)
-    return out, scale, words, flags
+        gate = None if geometry.packed else Gate(paths, DENSE)
+        small = [quantize(x, gate) for x in operands]
+        for index, x in enumerate(small):
+            screen(x, geometry, words, TILE, Gate(paths, TILES), index > 0)
+        if plan.capacity:
+            fill_lists(Lists(kept.items, kept.spans), small, geometry, plan.marks[2], words, paths, False)
+    for path, kind in _kernels(kept, "forward"):
+        _run_forward(call, rows, out, scale, kept, path, kind, rms_eps)
+    return out, scale, *kept
+
+
+class _Kept(NamedTuple):
+    """What the screen leaves for the exact kernels; empty without a screen."""
+
+    words: torch.Tensor
+    items: torch.Tensor
+    spans: torch.Tensor
+    paths: torch.Tensor
+
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Blocks and words of the bitmap, blocks and capacity of the lists."""
+        return (*self.words.shape[1:], self.spans.shape[2], self.items.shape[1])
+
+
+def _kernels(kept: _Kept, kind: str) -> list[tuple[int, str]]:
+    """Paths to launch and the tile shapes of each: every head takes one, and the choice never leaves the device."""
+    tiles = [(TILES, "tiles")] if kept.words.numel() else []
+    lists = [(LISTS, "lists")] if kept.items.numel() else []
+    return [*tiles, *lists, (DENSE, kind)]
 
 
 def _run_forward(
@@ -182,24 +217,19 @@ def _run_forward(
     operands: Views,
     out: torch.Tensor,
     scale: torch.Tensor,
-    words: torch.Tensor,
+    kept: _Kept,
+    path: int,
     kind: str,
     rms_eps: float | None,
-    flags: torch.Tensor | None = None,
-    splits: int = 1,
-    span: int = 0,
-    plane: int = 0,
 ) -> None:
     (q1, k1), (q2, k2) = operands[0], operands[-1]
     tiles = _tiles(kind, call.width, call.views, q1.dtype, call.geometry.max_k)
-    listed = kind == "listed"
     blocks = triton.cdiv(call.geometry.max_q, tiles.rows)
-    forward_kernel[(call.geometry.sequences * call.h * blocks * splits,)](
-        q1, k1, q2, k2, call.v, call.tau, call.lam, out, scale, words, words if flags is None else flags,
-        call.layout, *call.dims, words.shape[1], words.shape[2], plane, blocks,
-        splits, span, *call.tau.stride()[:2], *call.v_strides, 0.0 if rms_eps is None else rms_eps,
-        **call.flags, BM=tiles.rows, BN=tiles.keys, LISTED=listed, SPLIT=kind == "split", GATE=flags is not None,
-        SAMPLES=SAMPLES, LIMIT=DENSE_FROM, RMS=rms_eps is not None and kind != "split", **tiles.options(),
+    forward_kernel[(call.geometry.sequences * call.h * blocks,)](
+        q1, k1, q2, k2, call.v, call.tau, call.lam, out, scale, *kept, call.layout, *call.dims, *kept.sizes(), 0,
+        blocks, 1, 0, 1, *call.tau.stride()[:2], *call.v_strides, 0.0 if rms_eps is None else rms_eps,
+        **call.flags, BM=tiles.rows, BN=tiles.keys, PATH=path, SPLIT=False, FOLD=False, UNIT=False,
+        GATE=kept.paths.numel() > 0, RMS=rms_eps is not None, **tiles.options(),
     )  # fmt: skip
 
 
@@ -208,18 +238,32 @@ def _split_forward(
     operands: Views,
     out: torch.Tensor,
     scale: torch.Tensor,
-    words: torch.Tensor,
+    kept: _Kept,
     rms_eps: float | None,
+    raw: bool,
 ) -> None:
-    """Few rows, many keys: programs share the keys of a row; the parts add up without any rescaling."""
-    tiles = _tiles("split", call.width, call.views, out.dtype)
-    blocks = triton.cdiv(call.geometry.max_q, tiles.rows)
-    steps = triton.cdiv(call.geometry.max_k, tiles.keys)
-    span = max(4, triton.cdiv(steps * call.geometry.sequences * call.h * blocks, 528))
+    """Few rows, many keys: programs share the keys of a row; the parts add up without any rescaling.
+
+    The query heads of a key head are folded into one head, so that they share its loads.
+    """
+    (q1, k1), (q2, k2) = operands[0], operands[-1]
+    geometry, fold = call.geometry, call.folded > call.t
+    heads, length = (call.g, call.folded) if fold else (call.h, geometry.max_q)
+    dims = (geometry.sequences, heads, call.g, call.folded if fold else call.t, *call.dims[4:])
+    tiles = _tiles("split", call.width, call.views, out.dtype, rows=length)
+    blocks = triton.cdiv(length, tiles.rows)
+    steps = triton.cdiv(geometry.max_k, tiles.keys)
+    span = max(4, triton.cdiv(steps * geometry.sequences * heads * blocks, 528))
     splits = triton.cdiv(steps, span)
     make = torch.zeros if call.ragged else torch.empty
     parts = make((splits, *out.shape), dtype=torch.float32, device=out.device)
-    _run_forward(call, operands, parts, scale, words, "split", None, None, splits, span, parts[0].numel() // call.e)
+    tau_b, tau_h = call.tau.stride()[:2]
+    forward_kernel[(geometry.sequences * heads * blocks * splits,)](
+        q1, k1, q2, k2, call.v, call.tau, call.lam, parts, scale, *kept, call.layout, *dims, *kept.sizes(),
+        parts[0].numel() // call.e, blocks, splits, span, call.t, tau_b, tau_h * (call.h // heads), *call.v_strides,
+        0.0, **call.flags, BM=tiles.rows, BN=tiles.keys, PATH=DENSE, SPLIT=True, FOLD=fold, UNIT=raw,
+        GATE=False, RMS=False, **tiles.options(),
+    )  # fmt: skip
     total = parts.sum(0)
     if rms_eps is not None:
         torch.rsqrt(total.square().mean(-1) + rms_eps, out=scale)
@@ -234,7 +278,9 @@ def backward(
     beta: torch.Tensor,
     lam: torch.Tensor | None,
     words: torch.Tensor,
-    flags: torch.Tensor,
+    items: torch.Tensor,
+    spans: torch.Tensor,
+    paths: torch.Tensor,
     geometry: Geometry,
     kappa: float,
     power: float,
@@ -247,29 +293,40 @@ def backward(
         zeros = [(torch.zeros_like(q), torch.zeros_like(k)) for q, k in views]
         return Gradients(zeros, torch.zeros_like(v), torch.zeros_like(beta), torch.zeros_like(beta))
     grad = _last_contiguous(grad)
-    operands = [call.prepare(view, normalize, False) for view in views]
+    lists = items.numel() > 0
+    operands = [call.prepare(view, normalize, lists) for view in views]
     one, two = operands[0], operands[-1]
     dq, dk = [call.like(x.q) for x in operands], [call.like(x.k) for x in operands]
     dv = call.like(v, (*v.shape,))
     dtau = call.like(call.tau, (call.b, call.h, call.t))
     dlam = call.like(dtau) if call.views == 2 else dtau
-    turned = transpose(words, triton.cdiv(geometry.max_k, TILE)) if listed else words
-    for kind in ("listed", "backward") if listed else ("backward",):
+    key_blocks = triton.cdiv(geometry.max_k, TILE)
+    # A list that does not fit changes the path of its key head.
+    paths = paths.clone() if lists else paths
+    kept = _Kept(words, items, spans, paths)
+    turned = kept._replace(words=transpose(words, key_blocks)) if listed else kept
+    if lists:
+        gate = None if geometry.packed else Gate(paths[words.shape[0] :], LISTS, True)
+        marks = (words.shape[0], key_blocks, mark_words(geometry.max_q))
+        found = make_lists(marks, items.shape[1], v.device)
+        fill_lists(found, [quantize(x, gate) for x in operands], geometry, marks[2], words, paths, True)
+        turned = turned._replace(items=found.items, spans=found.spans)
+    for path, kind in _kernels(kept, "backward"):
         tiles = _tiles(kind, call.width, call.views, v.dtype)
         fixed = {
-            **call.flags, "BM": tiles.rows, "BN": tiles.keys, "LISTED": kind == "listed", "GATE": listed,
-            "SAMPLES": SAMPLES, "LIMIT": DENSE_FROM, "NORMALIZE": normalize, **tiles.options(),
+            **call.flags, "BM": tiles.rows, "BN": tiles.keys, "PATH": path, "GATE": listed,
+            "NORMALIZE": normalize, **tiles.options(),
         }  # fmt: skip
         blocks = triton.cdiv(geometry.max_q, tiles.rows)
         query_kernel[(geometry.sequences * call.h * blocks,)](
             one.q, one.k, two.q, two.k, call.v, grad, call.tau, call.lam, one.inverse_q, two.inverse_q,
-            dq[0], dq[-1], dtau, dlam, words, flags, call.layout, *call.dims, words.shape[1], words.shape[2],
-            blocks, *call.tau.stride()[:2], *call.v_strides, **fixed,
+            dq[0], dq[-1], dtau, dlam, *kept, call.layout, *call.dims, *kept.sizes(), blocks,
+            *call.tau.stride()[:2], *call.v_strides, **fixed,
         )  # fmt: skip
         blocks = triton.cdiv(geometry.max_k, tiles.keys)
         key_kernel[(geometry.sequences * call.g * blocks,)](
             one.q, one.k, two.q, two.k, call.v, grad, call.tau, call.lam, one.inverse_k, two.inverse_k,
-            dk[0], dk[-1], dv, turned, flags, call.layout, *call.dims, turned.shape[1], turned.shape[2], blocks,
+            dk[0], dk[-1], dv, *turned, call.layout, *call.dims, *turned.sizes(), blocks,
             *call.tau.stride()[:2], *call.v_strides, **fixed,
         )  # fmt: skip
     dbeta = (dtau * call.c[:, None, :]).sum((0, 2))

@@ -46,17 +46,18 @@ def _forward(
     rms_eps: float | None,
     implementation: str,
     screen_from: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return output (B, H, T, E), output scale (B, H, T), tile bitmap and density flags.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return output (B, H, T, E), output scale (B, H, T), and what the backward shares (:class:`.plan.Plan`).
 
-    The scale is empty without ``rms_eps``, the last two without a screen.
+    That is the bitmap of tiles, lists of keys, their spans (:class:`.lists.Lists`) and the path of each head. The
+    scale is empty without ``rms_eps``, the others without a screen.
     """
     geometry = _geometry(layout, sequences, max_q, max_k, offset, packed, causal)
     views = _views(q1, k1, q2, k2)
     if implementation == "triton":
         from . import launch
 
-        plan = make_plan("triton", sequences, q1, v, max_q, max_k, screen_from)
+        plan = make_plan("triton", sequences, q1, v, max_q, max_k, causal, len(views), screen_from)
         return launch.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps, plan)
     # Autocast has already been applied to the operands; inside, float32 products must stay float32.
     with torch.autocast(v.device.type, enabled=False):
@@ -64,20 +65,24 @@ def _forward(
     if rms_eps is None:
         scale = scale.new_empty(0)
     none = torch.empty((0, 0, 0), dtype=torch.int32, device=q1.device)
-    return out, scale, none, none.new_empty((0, 0))
+    items, spans = none.new_empty((0, 0), dtype=torch.int16), none.new_empty((2, 0, 0))
+    return out, scale, none, items, spans, none.new_empty(0)
 
 
 def _fake_forward(
     q1, k1, q2, k2, v, beta, lam, layout, sequences, max_q, max_k, offset, packed, causal,
     kappa, power, normalize, rms_eps, implementation, screen_from,
 ):  # fmt: skip
-    plan = make_plan(implementation, sequences, q1, v, max_q, max_k, screen_from)
+    views = 1 if q2 is None else 2
+    plan = make_plan(implementation, sequences, q1, v, max_q, max_k, causal, views, screen_from)
     wide = torch.float64 if v.dtype == torch.float64 else torch.float32
     return (
         v.new_empty((*q1.shape[:3], v.shape[-1])),
         v.new_empty(q1.shape[:3] if rms_eps is not None else (0,), dtype=wide),
         q1.new_empty(plan.bitmap, dtype=torch.int32),
-        q1.new_empty((plan.bitmap[0], plan.samples), dtype=torch.int32),
+        q1.new_empty((plan.marks[0], plan.capacity), dtype=torch.int16),
+        q1.new_empty((2, *plan.marks[:2]), dtype=torch.int32),
+        q1.new_empty(plan.paths, dtype=torch.int32),
     )
 
 
@@ -94,7 +99,9 @@ def _gradients(
     out: Tensor,
     scale: Tensor,
     bitmap: Tensor,
-    flags: Tensor,
+    items: Tensor,
+    spans: Tensor,
+    paths: Tensor,
     sequences: int,
     max_q: int,
     max_k: int,
@@ -117,7 +124,7 @@ def _gradients(
     if implementation == "triton":
         from . import launch
 
-        g = launch.backward(grad, views, v, beta, lam, bitmap, flags, geometry, kappa, power, normalize)
+        g = launch.backward(grad, views, v, beta, lam, bitmap, items, spans, paths, geometry, kappa, power, normalize)
     else:
         with torch.autocast(v.device.type, enabled=False):
             g = chunked.backward(grad, views, v, beta, lam, geometry, kappa, power, normalize)
@@ -126,7 +133,7 @@ def _gradients(
 
 
 def _fake_gradients(
-    grad, q1, k1, q2, k2, v, beta, lam, layout, out, scale, bitmap, flags, sequences, max_q, max_k,
+    grad, q1, k1, q2, k2, v, beta, lam, layout, out, scale, bitmap, items, spans, paths, sequences, max_q, max_k,
     offset, packed, causal, kappa, power, normalize, rms, implementation,
 ):  # fmt: skip
     def like(x: Tensor | None, other: Tensor) -> Tensor:
@@ -139,26 +146,39 @@ def _fake_gradients(
 
 def _setup(ctx, inputs, output) -> None:
     q1, k1, q2, k2, v, beta, lam, layout = inputs[:8]
-    out, scale, bitmap, flags = output
+    out, scale, bitmap, items, spans, paths = output
     ctx.static = inputs[8:]
     rms = ctx.static[9] is not None
     # The output and its scale are only needed to undo the output norm.
     ctx.save_for_backward(
-        q1, k1, q2, k2, v, beta, lam, layout, out if rms else None, scale if rms else None, bitmap, flags
+        q1,
+        k1,
+        q2,
+        k2,
+        v,
+        beta,
+        lam,
+        layout,
+        out if rms else None,
+        scale if rms else None,
+        bitmap,
+        items,
+        spans,
+        paths,
     )
-    ctx.mark_non_differentiable(scale, bitmap, flags)
+    ctx.mark_non_differentiable(scale, bitmap, items, spans, paths)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad, _grad_scale, _grad_bitmap, _grad_flags):
-    q1, k1, q2, k2, v, beta, lam, layout, out, scale, bitmap, flags = ctx.saved_tensors
+def _backward(ctx, grad, *_):
+    q1, k1, q2, k2, v, beta, lam, layout, out, scale, bitmap, items, spans, paths = ctx.saved_tensors
     if grad is None:
         return (None,) * 20
     (sequences, max_q, max_k, offset, packed, causal, kappa, power, normalize, rms_eps, implementation, _) = ctx.static
     empty = v.new_empty(0)
     dq1, dk1, dq2, dk2, dv, dbeta, dlam = threshold_backward(
         grad, q1, k1, q2, k2, v, beta, lam, layout,
-        empty if out is None else out, empty if scale is None else scale, bitmap, flags,
+        empty if out is None else out, empty if scale is None else scale, bitmap, items, spans, paths,
         sequences, max_q, max_k, offset, packed, causal, kappa, power, normalize, rms_eps is not None,
         implementation,
     )  # fmt: skip

@@ -108,7 +108,7 @@ def counts(
         tau = torch.empty((b, h, t), dtype=torch.float32, device=q.device)
         x = prepare(*view, normalize, screened, given.expand(b, h, t).contiguous(), None, tau)
         if screened:
-            screen(quantize(x, None, 0), geometry, words[index], TILE, None, 0)
+            screen(quantize(x, None), geometry, words[index], TILE, None)
         ready.append((x.q, x.k))
         levels.append(tau)
     (q1, k1), (q2, k2) = ready[0], ready[-1]
