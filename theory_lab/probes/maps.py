@@ -345,7 +345,7 @@ def capture(
     takes = inspect.signature(loaded.backbone.forward).parameters
     more = {"use_cache": False} if "use_cache" in takes else {}
     try:
-        with torch.inference_mode(), watch(loaded.model, keep, layers=layers) as seen:
+        with torch.no_grad(), watch(loaded.model, keep, layers=layers) as seen:
             loaded.backbone(input_ids=torch.tensor([ids], device=loaded.device), **more)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):

@@ -6,7 +6,7 @@ const SEQUENTIAL = {
   dark: ["#14161b", "#182b56", "#434e6c", "#6f7073", "#9a9472", "#ccb95e", "#fee838"],
 };
 const DIVERGING = {
-  light: ["#0b4a8f", "#3f86c4", "#a9cce6", "#f8f8f6", "#f5c48f", "#d97f1e", "#8f4705"],
+  light: ["#0b4a8f", "#3f86c4", "#a9cce6", "#f7fafd", "#f5c48f", "#d97f1e", "#8f4705"],
   dark: ["#7fc0ff", "#3f86c4", "#1f4468", "#14161b", "#6b4212", "#c9781c", "#ffb75e"],
 };
 const DECADES = 4;
@@ -73,9 +73,11 @@ export function paint(values, bytes, { largest, logarithmic, diverging, dark }) 
   }
 }
 
+// Three digits, without zeros that say nothing.
 export function number(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e4 || size < 1e-3) return value.toExponential(2).replace("-", "−").replace("e−", "e-");
-  return value.toPrecision(3).replace("-", "−");
+  const text = size >= 1e5 || size < 1e-3 ? size.toExponential(2) : size.toPrecision(3);
+  const plain = text.includes(".") ? text.replace(/\.?0+(?=e|$)/, "") : text;
+  return `${value < 0 ? "−" : ""}${plain.replace("e+", "e")}`;
 }

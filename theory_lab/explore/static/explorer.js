@@ -76,6 +76,8 @@ export class Explorer {
     this.main = element(document, "div", "tl-main");
     this.panes = element(document, "div", "tl-panes");
     this.status = element(document, "div", "tl-status");
+    this.idle = "Point at a spot of a map to read it.";
+    this.status.textContent = this.idle;
     this.status.setAttribute("role", "status");
     this.status.setAttribute("aria-live", "polite");
     this.help = element(
@@ -85,7 +87,7 @@ export class Explorer {
       "Wheel or + − zoom, drag or arrow keys pan, double click opens a spot, 0 shows everything. " +
         "Gray is what a query cannot see.",
     );
-    this.main.append(this.panes, this.status, this.help);
+    this.main.append(this.status, this.panes, this.help);
     body.append(side, this.main);
     root.append(bar, body);
     this.host.replaceChildren(root);
@@ -163,7 +165,7 @@ export class Explorer {
     const { logarithmic } = this.state;
     for (const view of this.views) {
       const group = this.views.filter((one) => one.pane.group === view.pane.group && one.picture);
-      const largest = Math.max(0, ...group.map((one) => one.picture.largest)) || 1;
+      const largest = Math.max(0, ...group.map((one) => one.picture.largest));
       Object.assign(view, { dark: this.dark, logarithmic, largest });
       legend(view.bar, { diverging: view.pane.diverging, dark: this.dark, largest, logarithmic });
       view.repaint();
@@ -290,6 +292,7 @@ export class Explorer {
       view.show({ ...header, data, largest: largestOf(data) });
       this.recolor();
       this.annotate(view);
+      view.hoverAgain();
       const now = whole(view.window);
       const same = `${now.rows} ${now.columns}` === `${rows} ${columns}`;
       if (!header.exact && header.soon && quality === "quick" && same) this.fetch(view, "fine");
@@ -316,7 +319,11 @@ export class Explorer {
     clearTimeout(this.asking);
     const cell = place && from.cell(place.row, place.column);
     if (!cell) {
-      this.status.textContent = "";
+      this.status.textContent = this.idle;
+      return;
+    }
+    if (!from.sees(cell.rows[1] - 1, cell.columns[0])) {
+      this.status.textContent = `queries ${range(cell.rows)} cannot see keys ${range(cell.columns)}`;
       return;
     }
     const several = cell.rows[1] - cell.rows[0] > 1 || cell.columns[1] - cell.columns[0] > 1;

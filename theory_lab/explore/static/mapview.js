@@ -1,8 +1,8 @@
 // One map on a canvas: the picture, tokens or positions along its axes, profiles, a crosshair, pan and zoom.
 
-import { fraction, magnitude, number, paint, palette } from "./color.js";
+import { magnitude, number, paint, palette } from "./color.js";
 
-const GUTTER = { left: 84, top: 84, right: 44, bottom: 44 };
+const GUTTER = { left: 84, top: 72, right: 44, bottom: 44 };
 const FONT = "11px system-ui, sans-serif";
 const TOKEN_PIXELS = 12;
 
@@ -128,6 +128,14 @@ export class MapView {
       value: picture.data[r * picture.shape[1] + c],
       exact: picture.exact,
     };
+  }
+
+  // Whether a query at `row` can see the key at `column`.
+  sees(row, column) {
+    const { causal, offset, span } = this.sight ?? {};
+    const place = Math.floor(row) + (offset ?? 0);
+    const key = Math.floor(column);
+    return !(causal && key > place) && !(span && key <= place - span);
   }
 
   draw() {
@@ -271,15 +279,16 @@ export class MapView {
     const length = GUTTER.right - 12;
     const colors = palette(this.pane.diverging, this.dark);
     const color = (value) => {
-      const at = this.pane.diverging && value < 0 ? 0.08 : 0.72;
+      const at = this.pane.diverging && value < 0 ? 0.2 : this.pane.diverging ? 0.8 : 0.6;
       const from = 3 * Math.round(at * (colors.length / 3 - 1));
       return `rgb(${colors[from]}, ${colors[from + 1]}, ${colors[from + 2]})`;
     };
     const draw = (values, span, place, bar) => {
       const largest = Math.max(...values.map(Math.abs), 0);
       values.forEach((value, i) => {
-        const size = fraction(Math.abs(value), largest, this.logarithmic) * length;
-        if (!size) return;
+        // Always linear: bars are read by their length.
+        const size = (Math.abs(value) / largest) * length;
+        if (!(size > 0)) return;
         const [from, to] = edges(i, span, values.length).map(place);
         context.fillStyle = color(value);
         bar(from, Math.max(0.5, to - from), size);
@@ -318,6 +327,11 @@ export class MapView {
     this.events.onMove({ rows: moved(this.window.rows, rows), columns: moved(this.window.columns, columns) });
   }
 
+  // What lies under a pointer that has not moved, after the map did.
+  hoverAgain() {
+    if (this.pointer) this.hover(this.at(...this.pointer));
+  }
+
   hover(place) {
     this.events.onHover(this, place);
   }
@@ -352,6 +366,7 @@ export class MapView {
         this.pan((grip[1] - now[1]) * scale(this.window.rows), (grip[0] - now[0]) * scale(this.window.columns));
         grip = now;
       }
+      this.pointer = now;
       this.hover(this.at(...now));
     });
     const release = () => {
@@ -360,7 +375,10 @@ export class MapView {
     };
     canvas.addEventListener("pointerup", release);
     canvas.addEventListener("pointercancel", release);
-    canvas.addEventListener("pointerleave", () => this.hover(null));
+    canvas.addEventListener("pointerleave", () => {
+      this.pointer = null;
+      this.hover(null);
+    });
     canvas.addEventListener("dblclick", (event) => {
       const place = this.at(...point(event));
       if (place) this.zoom(event.shiftKey ? 2 : 0.5, place);
@@ -448,6 +466,11 @@ export function legend(canvas, { diverging, dark, largest, logarithmic }) {
   context.font = FONT;
   context.fillStyle = getComputedStyle(canvas).getPropertyValue("--tl-ink").trim() || "#222";
   context.textBaseline = "top";
+  if (!largest) {
+    context.textAlign = "left";
+    context.fillText("all exactly 0", 0, 14);
+    return;
+  }
   const labels = diverging
     ? [[0, "left", -largest], [0.5, "center", 0], [1, "right", largest]]
     : [[0, "left", logarithmic ? magnitude(0, largest, true) : 0], [0.5, "center", magnitude(0.5, largest, logarithmic)],
