@@ -95,7 +95,7 @@ def _complete_claim(context: click.Context, parameter: click.Parameter, typed: s
 def _complete_noise(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     from theory_lab.noise import ANY_LAW, family_names
 
-    return [CompletionItem(name) for name in [*family_names(), ANY_LAW, "file:"] if name.startswith(typed)]
+    return [CompletionItem(name) for name in [*family_names(), ANY_LAW, "file:", "model:"] if name.startswith(typed)]
 
 
 def _complete_paper(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -112,7 +112,8 @@ def _grid(flag: str, help_text: str, **more: Any) -> Callable[[Any], Any]:
 @click.argument("claims", nargs=-1, metavar="[CLAIM]...", shell_complete=_complete_claim)
 @click.option(
     "--noise", multiple=True, metavar="FAMILY", shell_complete=_complete_noise,
-    help="Noise family, such as gaussian, student-t:3, file:scores.npy, or 'any' for the worst law of all. "
+    help="Noise family, such as gaussian, student-t:3, file:scores.npy, model:smollm2-135m (scores of its unrelated "
+    "tokens), or 'any' for the worst law of all. "
     "Repeatable. Default: every family.",
 )  # fmt: skip
 @_grid("--length", "Visible keys n = i + 1, such as 1024 or 2:2^20:x4. Default: 2:2^30:x4.")

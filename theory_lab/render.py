@@ -320,6 +320,7 @@ def print_families(families: list[Family]) -> None:
         table.add_row(escape(family.name), "yes" if family.sub_gaussian else "no (control)", escape(family.summary))
     table.add_row("file:PATH", "estimated", "scores from a .npy, .csv or .parquet file, rescaled to the proxy")
     table.add_row("file:PATH,raw", "estimated", "the same scores as they are")
+    table.add_row("model:NAME", "estimated", "cosines of unrelated tokens in a trained model; layer=, head=, raw")
     table.add_row("any", "all of them", "every law with the proxy: the worst case, between a witness and a certificate")
     console = _console()
     console.print(table)

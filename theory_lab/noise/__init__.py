@@ -71,7 +71,8 @@ def get_family(spec: str) -> Family:
     Parameters
     ----------
     spec : str
-        ``gaussian``, ``beta(2)`` or ``beta:2``, ``student-t(nu=3)``, ``file:scores.npy`` or ``file:scores.npy,raw``.
+        ``gaussian``, ``beta(2)`` or ``beta:2``, ``student-t(nu=3)``, ``file:scores.npy`` or ``file:scores.npy,raw``,
+        ``model:smollm2-135m,layer=10,raw`` (:mod:`theory_lab.noise.model_scores`).
 
     Raises
     ------
@@ -82,12 +83,16 @@ def get_family(spec: str) -> Family:
     if text.startswith("file:"):
         path = text[5:]
         return Empirical(path.removesuffix(",raw"), raw=path.endswith(",raw"))
+    if text.startswith("model:"):
+        from theory_lab.noise.model_scores import ModelScores, parse_model
+
+        return ModelScores(parse_model(text))
     match = _SPEC.match(text.lower())
     name = match.group(1) if match else text
     maker = _registry().get(name)
     if match is None or maker is None:
         nearest = hint(name, [*_registry(), ANY_LAW])
-        raise InputError("noise", spec, f"{nearest}known: {', '.join(_registry())}, file:PATH, {ANY_LAW}")
+        raise InputError("noise", spec, f"{nearest}known: {', '.join(_registry())}, file:PATH, model:NAME, {ANY_LAW}")
     arguments = match.group(2) if match.group(2) is not None else match.group(3)
     values = []
     names = list(inspect.signature(maker).parameters)

@@ -150,12 +150,16 @@ class Empirical(Family):
     """The empirical law of a file of scores."""
 
     def __init__(self, path: str, raw: bool = False) -> None:
-        self._scores = read_scores(path)
+        self._take(read_scores(path), name=f"file:{path}" + (",raw" if raw else ""), raw=raw)
+        self.summary = f"{self._scores.size} scores from {path}"
+
+    def _take(self, scores: F64, name: str, raw: bool) -> None:
+        """Become the law of these scores."""
+        self._scores = scores
         self.raw = raw
-        self.name = f"file:{path}" + (",raw" if raw else "")
+        self.name = name
         digest = hashlib.blake2b(np.sort(self._scores).tobytes(), digest_size=16).hexdigest()
         self._identity = f"empirical:{digest}" + (",raw" if raw else "")
-        self.summary = f"{self._scores.size} scores from {path}"
 
     @property
     def identity(self) -> str:
