@@ -80,14 +80,17 @@ def test_attention_uses_the_same_active_set(implementation: str, device: torch.d
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"causal": False}, {"lengths": [33, 7]}, {"query_offset": -5}, {"query_lengths": [40, 20]}], ids=str
-)
+    "options",
+    [{}, {"causal": False}, {"lengths": [33, 7]}, {"query_offset": -5}, {"query_lengths": [40, 20]},
+     {"cu_seqlens": [0, 11, 40], "cu_seqlens_k": [0, 25, 40], "query_offset": [14, -3], "max_seqlen": 29}], ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize(("implementation", "screen_from"), FORMS)
 def test_consensus(
     options: dict, implementation: str, screen_from: int | None, device: torch.device, triton: str
 ) -> None:
-    q1, k1, tau = _problem("plain", 2, 40, 16, 2, device)
-    q2, k2, tau2 = _problem("zeros", 2, 40, 16, 3, device)
+    batch = 1 if "cu_seqlens" in options else 2
+    q1, k1, tau = _problem("plain", batch, 40, 16, 2, device)
+    q2, k2, tau2 = _problem("zeros", batch, 40, 16, 3, device)
     options = {k: torch.tensor(v, device=device) if isinstance(v, list) else v for k, v in options.items()}
     tau, tau2 = tau / 4, tau2 / 4
     wide = [x.double() for x in (q1, k1, q2, k2)]
@@ -95,6 +98,23 @@ def test_consensus(
     got = consensus_counts(q1, k1, q2, k2, tau, tau2, implementation=implementation, screen_from=screen_from, **options)
     assert want.any()
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(("implementation", "screen_from"), FORMS)
+def test_packed_sequences_are_apart(
+    implementation: str, screen_from: int | None, device: torch.device, triton: str
+) -> None:
+    """Each packed sequence has the counts that it has alone."""
+    q, k, tau = _problem("plain", 1, 60, 16, 4, device)
+    tau = tau / 4
+    cu = torch.tensor([0, 25, 26, 60], dtype=torch.int32, device=device)
+    got = survivor_counts(q, k, tau, cu_seqlens=cu, implementation=implementation, screen_from=screen_from)
+    alone = [
+        survivor_counts(q[:, :, a:b], k[:, :, a:b], tau[:, :, a:b], implementation="reference")
+        for a, b in ((0, 25), (25, 26), (26, 60))
+    ]
+    assert torch.equal(got, torch.cat(alone, 2))
+    assert got.any()
 
 
 def test_normalized_scores_and_scalars(device: torch.device) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from ..geometry import FLOAT_DTYPES, build_geometry
+from ..geometry import FLOAT_DTYPES, build_geometry, split_packed
 from ..validation import check_heads, choose
 from . import chunked, reference
 
@@ -21,6 +21,9 @@ def survivor_counts(
     query_offset: int | torch.Tensor = 0,
     lengths: torch.Tensor | None = None,
     query_lengths: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
     implementation: str = "auto",
     screen_from: int | None = None,
 ) -> torch.Tensor:
@@ -35,7 +38,7 @@ def survivor_counts(
         inputs), whatever the dtype of q.
     normalize : bool
         Divide queries and keys by their norms first.
-    causal, query_offset, lengths, query_lengths
+    causal, query_offset, lengths, query_lengths, cu_seqlens, cu_seqlens_k, max_seqlen
         As in :func:`theory_kernels.threshold_attention`.
     implementation : str
         "auto", "reference", "chunked" or "triton".
@@ -54,7 +57,7 @@ def survivor_counts(
     """
     return _counts(
         [(q, k)], [tau], ("q", "k"), ("tau",), normalize, causal, query_offset, lengths, query_lengths,
-        implementation, screen_from,
+        cu_seqlens, cu_seqlens_k, max_seqlen, implementation, screen_from,
     )  # fmt: skip
 
 
@@ -71,6 +74,9 @@ def consensus_counts(
     query_offset: int | torch.Tensor = 0,
     lengths: torch.Tensor | None = None,
     query_lengths: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
     implementation: str = "auto",
     screen_from: int | None = None,
 ) -> torch.Tensor:
@@ -82,7 +88,9 @@ def consensus_counts(
         The two views, shaped alike.
     tau, tau2 : float or torch.Tensor
         Thresholds of the views, broadcastable to (B, H, T); ``tau2`` defaults to ``tau``.
-    normalize, causal, query_offset, lengths, query_lengths, implementation, screen_from
+    normalize, causal, query_offset, lengths, query_lengths, cu_seqlens, cu_seqlens_k, max_seqlen
+        As in :func:`survivor_counts`.
+    implementation, screen_from
         As in :func:`survivor_counts`.
 
     Returns
@@ -100,14 +108,15 @@ def consensus_counts(
             raise ValueError(f"{name} must be shaped like {name[0]}1 {tuple(a.shape)}, got {tuple(b.shape)}")
     return _counts(
         [(q1, k1), (q2, k2)], [tau, tau if tau2 is None else tau2], ("q1", "k1", "q2", "k2"), ("tau", "tau2"),
-        normalize, causal, query_offset, lengths, query_lengths, implementation, screen_from,
+        normalize, causal, query_offset, lengths, query_lengths, cu_seqlens, cu_seqlens_k, max_seqlen,
+        implementation, screen_from,
     )  # fmt: skip
 
 
 @torch.no_grad()
 def _counts(
-    views, taus, names, tau_names, normalize, causal, query_offset, lengths, query_lengths, implementation,
-    screen_from,
+    views, taus, names, tau_names, normalize, causal, query_offset, lengths, query_lengths, cu_seqlens, cu_seqlens_k,
+    max_seqlen, implementation, screen_from,
 ) -> torch.Tensor:  # fmt: skip
     operands = [x for view in views for x in view]
     for name, x in zip(names, operands, strict=True):
@@ -137,7 +146,7 @@ def _counts(
             raise ValueError(f"{name} must broadcast to {tuple(q.shape[:3])}, got {tuple(level.shape)}") from None
     geometry = build_geometry(
         q, k, causal=causal, query_offset=query_offset, lengths=lengths, query_lengths=query_lengths,
-        cu_seqlens=None, cu_seqlens_k=None, max_seqlen=None,
+        cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, max_seqlen=max_seqlen,
     )  # fmt: skip
     chosen = choose(implementation, q)
     if chosen == "triton":
@@ -145,4 +154,10 @@ def _counts(
 
         return triton_counts.counts(views, levels, geometry, normalize, screen_from)
     form = reference if chosen == "reference" else chunked
-    return form.counts(views, levels, geometry, normalize)
+    if not geometry.packed:
+        return form.counts(views, levels, geometry, normalize)
+    out = torch.zeros(q.shape[:3], dtype=torch.int32, device=q.device)
+    for rows, keys, part in split_packed(geometry):
+        cut = [(a[:, :, rows], b[:, :, keys]) for a, b in views]
+        out[:, :, rows] = form.counts(cut, [x[:, :, rows] for x in levels], part, normalize)
+    return out

@@ -34,18 +34,19 @@ def _alive(
 def _count_kernel(
     Q1, K1, Q2, K2, TAU1, TAU2, OUT, WORDS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NI, NW, plane, BLOCKS,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VIEWS: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, LISTED: tl.constexpr, PREC: tl.constexpr,
-    UPCAST: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, LISTED: tl.constexpr,
+    PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     nh = tl.program_id(0) // BLOCKS
     block = BLOCKS - 1 - tl.program_id(0) % BLOCKS
     n, h = nh // H, nh % H
-    _, q_len, _, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
+    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
     first = block * BM
     if first >= q_len:
         return
-    q_row = nh.to(tl.int64) * T
-    k_at = (n * G + h // (H // G)).to(tl.int64) * S * D
+    b = n * 0 if PACKED else n
+    q_row = (b * H + h).to(tl.int64) * T + q0
+    k_at = ((b * G + h // (H // G)).to(tl.int64) * S + k0) * D
     rows, cols = first + tl.arange(0, BM), tl.arange(0, DP)
     pos = rows + off
     q1 = load_rows(Q1 + q_row * D, first, q_len, cols, D, D, DP, BM, True)
@@ -92,14 +93,15 @@ def counts(
     q, k = views[0]
     (b, h, t, d), (g, s) = q.shape, k.shape[1:3]
     out = torch.zeros((b, h, t), dtype=torch.int32, device=q.device)
-    if min(b, t, s) == 0:
+    if min(b, t, s, geometry.max_q, geometry.max_k) == 0:
         return out
     # Two views of 512 bytes a row are what shared memory holds of 64-row tiles.
     large = padded(d) * q.element_size() > 512
     tile = 32 if large else TILE
-    screened = not large and s >= (SCREEN_FROM if screen_from is None else screen_from)
-    ni = triton.cdiv(t, tile)
-    shape = (len(views), b * h, ni, triton.cdiv(s, TILE * 32)) if screened else (1, 1, 1, 1)
+    heads = geometry.sequences * h
+    screened = not large and geometry.max_k >= (SCREEN_FROM if screen_from is None else screen_from)
+    ni = triton.cdiv(geometry.max_q, tile)
+    shape = (len(views), heads, ni, triton.cdiv(geometry.max_k, TILE * 32)) if screened else (1, 1, 1, 1)
     words = torch.zeros(shape, dtype=torch.int32, device=q.device)
     ready, levels = [], []
     for index, (view, given) in enumerate(zip(views, taus, strict=True)):
@@ -112,12 +114,12 @@ def counts(
         ready.append((x.q, x.k))
         levels.append(tau)
     (q1, k1), (q2, k2) = ready[0], ready[-1]
-    _count_kernel[(b * h * ni,)](
+    _count_kernel[(heads * ni,)](
         q1, k1, q2, k2, levels[0], levels[-1], out, words,
-        geometry.layout if geometry.layout is not None else words, b, h, g, t, s, geometry.max_q,
+        geometry.layout if geometry.layout is not None else words, geometry.sequences, h, g, t, s, geometry.max_q,
         geometry.max_k, geometry.offset, words.shape[2], words.shape[3], words.stride(0), ni,
         D=d, DP=padded(d), BM=tile, BN=tile, VIEWS=len(views), CAUSAL=geometry.causal,
-        RAGGED=geometry.layout is not None, LISTED=screened,
+        RAGGED=geometry.layout is not None, PACKED=geometry.packed, LISTED=screened,
         PREC="tf32x3" if q.dtype == torch.float32 else "tf32", UPCAST=INTERPRETED,
         num_warps=4 if padded(d) <= 128 else 8, num_stages=2 if padded(d) <= 128 else 1,
     )  # fmt: skip
