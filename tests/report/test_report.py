@@ -242,7 +242,7 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) 
 def test_damaged_folders(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         build([str(tmp_path / "absent")])
-    with pytest.raises(InputError, match="--out DIR wrote"):
+    with pytest.raises(InputError, match="wrote with --out DIR"):
         build([str(tmp_path)])
     half = tmp_path / "half"
     shutil.copytree(folder, half)

@@ -31,7 +31,7 @@ class Source:
     name : str
         The path as it was given.
     kind : str
-        What the rows are, a key of :data:`KINDS`.
+        What the rows are, a key of :data:`KINDS`; or ``experiments``, which have files and no rows.
     rows : DataFrame
         The rows.
     about : dict
@@ -53,11 +53,12 @@ def _check_numbers() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Kind:
-    """Columns by which a kind of rows is known; ``numbers`` of them are numeric."""
+    """Columns by which a kind of rows is known; ``numbers`` of them are numeric, and ``more`` if the rest are too."""
 
     what: str
     columns: tuple[str, ...]
     numbers: tuple[str, ...]
+    more: bool = False
 
 
 def _kinds() -> dict[str, Kind]:
@@ -77,9 +78,11 @@ def _kinds() -> dict[str, Kind]:
     )
     audit = ("paper", "statement", "source", "check", "printed", "computed", "verdict", "note")
     phase = ("law", "mechanism", "scale", "length", "normalized_entropy", "standard_error", "dead_rows", "rows", "seed")
+    probe = ("model", "weights", "text", "window", "start", "length", "layer", "head", "dead_head", "rows", "visible")
     return {
         "check": Kind("rows of theory-lab check", check, numbers),
         "audit": Kind("rows of theory-lab audit", audit, ()),
+        "probe": Kind("rows of theory-lab probe", probe, probe[3:], more=True),
         "phase": Kind("rows of theory-lab phase", phase, phase[2:]),
     }
 
@@ -110,16 +113,31 @@ def read(name: str) -> Source:
 def _read_folder(name: str, path: Path) -> Source:
     manifest = path / "manifest.json"
     if not manifest.exists():
-        raise InputError("results", name, "a folder that theory-lab check --out DIR wrote is allowed")
+        return _read_experiments(name, path)
     about = _json(name, manifest)
     if not isinstance(about, dict):
         raise InputError("results", name, "its manifest.json is damaged")
     _same_version(name, about.get("theory_lab"))
     rows = path / "rows.parquet"
     if not rows.exists():
-        raise InputError("results", name, "it has no rows.parquet yet: finish its run with --resume")
+        raise InputError("results", name, "it has no rows.parquet yet: finish its run first")
     frame, stored = _read_file(name, rows)
     return _recognize(name, frame, {**about, **stored})
+
+
+def _read_experiments(name: str, path: Path) -> Source:
+    import pandas as pd
+
+    from theory_lab.report.experiments import find_experiments
+
+    found = find_experiments(path)
+    if not found:
+        raise InputError(
+            "results", name, "a folder that theory-lab check, probe or reproduce wrote with --out DIR is allowed"
+        )
+    for entry in found:
+        _same_version(name, entry["version"])
+    return Source(name, "experiments", pd.DataFrame(), {"experiments": found})
 
 
 def _json(name: str, path: Path) -> Any:
@@ -180,8 +198,10 @@ def _recognize(name: str, frame: pd.DataFrame, about: dict[str, Any]) -> Source:
     if len(frame) > MOST_ROWS:
         raise InputError("results", f"{name} with {len(frame):,} rows", f"at most {MOST_ROWS:,} rows make a report")
     frame = frame.loc[:, ~frame.columns.duplicated()].copy()
-    for column in KINDS[kind].columns:
-        frame[column] = _numbers(name, frame[column]) if column in KINDS[kind].numbers else _texts(frame[column])
+    known = KINDS[kind]
+    for column in frame.columns if known.more else known.columns:
+        numeric = column in known.numbers or column not in known.columns
+        frame[column] = _numbers(name, frame[column]) if numeric else _texts(frame[column])
     CHECKS.get(kind, lambda name, frame: None)(name, frame)
     return Source(name, kind, frame.reset_index(drop=True), about)
 
@@ -189,7 +209,9 @@ def _recognize(name: str, frame: pd.DataFrame, about: dict[str, Any]) -> Source:
 def _numbers(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
     import pandas as pd
 
-    given = column.replace("", None) if column.dtype == object or str(column.dtype) == "str" else column
+    given = column
+    if column.dtype == object or str(column.dtype) == "str":
+        given = column.replace({"": None, "True": 1.0, "False": 0.0})
     parsed = pd.to_numeric(given, errors="coerce")
     bad = given[parsed.isna() & given.notna()]
     if len(bad):

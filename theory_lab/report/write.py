@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from theory_lab.errors import InputError
-from theory_lab.report import check, maps
+from theory_lab.report import check, experiments, maps, probe
 from theory_lab.report.parts import Section
 from theory_lab.report.sources import Source, read
 
 SECTIONS: dict[str, Callable[[Source, bool, Callable[[str], None]], Section]] = {
     "check": check.check_section,
+    "probe": probe.probe_section,
+    "experiments": experiments.experiments_section,
     "audit": maps.audit_section,
     "phase": maps.phase_section,
 }
