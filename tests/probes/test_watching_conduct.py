@@ -238,6 +238,22 @@ def test_a_model_without_attention() -> None:
         seen.check()
 
 
+def call_by_itself(module: torch.nn.Module, *parts: torch.Tensor) -> torch.Tensor:
+    """Looks the function up outside the module's class, where no watch can know of it."""
+    return tf.AttentionInterface()[module.config._attn_implementation](module, *parts, None)[0]
+
+
+def test_others_that_share_the_configuration_go_on_as_they_did() -> None:
+    model = build("llama", "sdpa")
+    other = torch.nn.Identity()
+    other.config, other.is_causal = model.config, True
+    parts = torch.randn(3, 2, 4, 9, 6, generator=torch.Generator().manual_seed(0)).unbind()
+    plain = call_by_itself(other, *parts)
+    with watch(model, ignore) as seen:
+        assert same_bits(call_by_itself(other, *parts), plain)
+    assert seen.seen == {}
+
+
 def test_spans() -> None:
     assert spans([5, 0, 1, 2, 7, 8]) == "0-2, 5, 7-8"
     assert spans([]) == "none"

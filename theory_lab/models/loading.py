@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "auto")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-#: What is taken from the Hub: never a pickle, a script or another framework's weights.
+#: What is taken from the Hub: never a pickle or another framework's weights, and scripts only if they are trusted.
 _HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.jinja", "*.model")
 
 
@@ -109,7 +109,7 @@ def load_model(
     """
     _check_words(dtype, device)
     require_transformers()
-    folder = find_folder(name_or_path, quiet=quiet)
+    folder = find_folder(name_or_path, trust_remote_code=trust_remote_code, quiet=quiet)
     config = check_folder(folder, trust_remote_code)
     target = _device(device)
     model = _load(folder, config, dtype=dtype, trust=trust_remote_code, attention=attention)
@@ -135,7 +135,7 @@ def load_model(
     )
 
 
-def find_folder(name_or_path: str | Path, *, quiet: bool = True) -> Path:
+def find_folder(name_or_path: str | Path, *, trust_remote_code: bool = False, quiet: bool = True) -> Path:
     """The folder that holds a model's files: fetched, converted or downloaded if need be.
 
     Raises
@@ -159,7 +159,7 @@ def find_folder(name_or_path: str | Path, *, quiet: bool = True) -> Path:
     if path.is_file():
         raise InputError("model", text, "a folder or a .gguf file is allowed, and this is another file")
     if isinstance(name_or_path, str) and _HUB_ID.fullmatch(text) and not text.startswith("."):
-        return _from_hub(text, quiet)
+        return _from_hub(text, trust_remote_code, quiet)
     known = [model.name for model in list_models()]
     raise InputError(
         "model",
@@ -168,7 +168,7 @@ def find_folder(name_or_path: str | Path, *, quiet: bool = True) -> Path:
     )
 
 
-def _from_hub(name: str, quiet: bool) -> Path:
+def _from_hub(name: str, trust: bool, quiet: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -177,7 +177,7 @@ def _from_hub(name: str, quiet: bool) -> Path:
     say(f"looking for {name} on the Hugging Face Hub", quiet)
     try:
         with hushed():
-            return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
+            return Path(snapshot_download(name, allow_patterns=[*_HUB_FILES, *(["*.py"] if trust else [])]))
     except RepositoryNotFoundError as error:
         raise InputError("model", name, "the Hub has no such public model, and there is no such folder") from error
     except LocalEntryNotFoundError as error:

@@ -369,12 +369,19 @@ def _register(base: str) -> None:
         AttentionMaskInterface.register(name, mask_function)
 
 
+def _own_function(module: torch.nn.Module, base: str) -> Callable[..., Any]:
+    """What the module would have called."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    source = _source(module)
+    if source is None:  # it shares a watched module's configuration, and looks its function up in a way of its own
+        return ALL_ATTENTION_FUNCTIONS[base]
+    return source[0].get_interface(base, source[1])
+
+
 def _attention_function(base: str) -> Callable[..., Any]:
     def attention(module: torch.nn.Module, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        source = _source(module)
-        assert source is not None  # or the module could not have found this function
-        table, eager = source
-        result = table.get_interface(base, eager)(module, query, key, value, mask, **kwargs)
+        result = _own_function(module, base)(module, query, key, value, mask, **kwargs)
         with torch.no_grad():
             for made in tuple(_watches.get(id(module), ())):
                 made._show(module, base, query, key, value, mask, kwargs, result[0])
