@@ -75,6 +75,25 @@ def test_compile(device: torch.device) -> None:
     torch.testing.assert_close(grads[1], grads[0])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [300, 6000])
+def test_inductor(length: int, device: torch.device, triton: str) -> None:
+    """The default backend of torch.compile: one graph and the same bits, without and with a screen."""
+    g = torch.Generator(device).manual_seed(0)
+    operands = [
+        torch.randn((1, 4, length, 64), generator=g, device=device).bfloat16().requires_grad_() for _ in range(3)
+    ]
+
+    def call(q, k, v):
+        return threshold_attention(q, k, v, beta=0.7, rms_eps=1e-2)
+
+    want, got = call(*operands), torch.compile(call, fullgraph=True)(*operands)
+    assert torch.equal(got, want)
+    do = torch.randn_like(want)
+    for a, b in zip(*(torch.autograd.grad(x, operands, do) for x in (want, got)), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("implementation", ["reference", "chunked", "triton"])
 def test_training_after_inference(implementation: str, device: torch.device, triton: str) -> None:
     """What a call in inference mode remembers must be fit for a later backward."""
