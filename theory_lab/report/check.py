@@ -85,7 +85,8 @@ def _lead(rows: pd.DataFrame, about: dict[str, Any]) -> Iterator[str]:
         parts.append(f"violated: {', '.join(by_verdict['VIOLATED'])}")
     if by_verdict.get("INCONCLUSIVE"):
         parts.append(f"undecided somewhere: {', '.join(by_verdict['INCONCLUSIVE'])}")
-    yield "; ".join(parts or ["no row meets the assumptions of its claim"]).capitalize() + "."
+    answer = "; ".join(parts or ["no row meets the assumptions of its claim"])
+    yield answer[0].upper() + answer[1:] + "."
     controls = rows[rows.assumptions != "met"]
     if len(controls):
         bad = int((controls.verdict == "VIOLATED").sum())
