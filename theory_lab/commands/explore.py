@@ -109,8 +109,8 @@ def _session(
         finally:
             progress.stop()
         if captures[-1].unseen:
-            first = next(iter(captures[-1].unseen.items()))
-            click.echo(f"theory-lab: layers not watched: {', '.join(map(str, captures[-1].unseen))} ({first[1]})", err=True)
+            numbers, reasons = zip(*captures[-1].unseen.items(), strict=True)
+            click.echo(f"theory-lab: layers not watched: {', '.join(map(str, numbers))} ({reasons[0]})", err=True)
     return Session(captures, mechanisms, layer, head)
 
 

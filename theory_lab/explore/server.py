@@ -173,6 +173,9 @@ class _Handler(BaseHTTPRequestHandler):
             return _error(400, str(error))
         except MemoryError:
             return _error(507, "out of memory: zoom in, or explore a shorter text")
+        except Exception as error:
+            # A bug of ours: the page shows it, and the server goes on.
+            return _error(500, f"internal error ({type(error).__name__}: {error}); please report it")
         return 200, "application/octet-stream", packed(header, numbers)
 
     def log_message(self, format: str, *args: Any) -> None:

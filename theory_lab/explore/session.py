@@ -166,7 +166,7 @@ class Session:
     def _map(self, words: Mapping[str, str]) -> Picture:
         pane, captured = self._pane(words)
         layer, head = _whole(words, "layer"), _whole(words, "head")
-        rows, columns = _span(words, "rows"), _span(words, "columns")
+        rows, columns = captured.window(layer, (_span(words, "rows"), _span(words, "columns")))
         resolution = _whole(words, "resolution", 1, MOST_PIXELS)
         quality = _word(words, "quality", ("quick", "fine", "all"))
         reduce = _word(words, "reduce", ("max", "sum"))
@@ -210,7 +210,7 @@ class Session:
         """The strongest pair of a small window, and every pane's value there."""
         pane, captured = self._pane(words)
         layer, head = _whole(words, "layer"), _whole(words, "head")
-        rows, columns = _span(words, "rows"), _span(words, "columns")
+        rows, columns = captured.window(layer, (_span(words, "rows"), _span(words, "columns")))
         height, width = rows[1] - rows[0], columns[1] - columns[0]
         if height * width > MOST_PIXELS**2:
             raise InputError("rows", f"{height} x {width} pairs", f"at most {MOST_PIXELS**2:,} pairs are searched")
@@ -304,7 +304,7 @@ def _sight(call: Any) -> dict[str, Any]:
 
 def _pairs(captured: Captured, layer: int, rows: Span, columns: Span) -> float:
     """Pairs of the window that are seen, about: the causal triangle and the padding are left out."""
-    call = captured.calls[layer]
+    call = captured.call(layer)
     height, width = rows[1] - rows[0], columns[1] - columns[0]
     if call.mask is not None or not call.causal or not isinstance(call.query_offset, int):
         return float(height) * width

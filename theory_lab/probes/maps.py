@@ -149,11 +149,11 @@ class Captured:
 
     def heads(self, layer: int) -> int:
         """Query heads of a layer."""
-        return int(self._call(layer).q.shape[1])
+        return int(self.call(layer).q.shape[1])
 
     def size(self, layer: int) -> tuple[int, int]:
         """T and S of a layer's maps."""
-        call = self._call(layer)
+        call = self.call(layer)
         return int(call.q.shape[2]), int(call.k.shape[2])
 
     def map(
@@ -169,7 +169,7 @@ class Captured:
         row_samples: int | None = None,
     ) -> AttentionMap:
         """An image of a window; see :func:`attention_map`."""
-        rows, columns = self._window(layer, window)
+        rows, columns = self.window(layer, window)
         tensors, arguments, normalizers, mechanism = self._head(layer, head, as_, view)
         if reduce not in REDUCTIONS:
             raise InputError("reduce", reduce, f"{' or '.join(REDUCTIONS)} is allowed")
@@ -230,13 +230,15 @@ class Captured:
         indices = np.stack([queries_of, found.columns.cpu().numpy()], 1)
         return SparseMap(indices, found.values.float().cpu().numpy(), pointers, rows, keys)
 
-    def _call(self, layer: int) -> AttentionCall:
+    def call(self, layer: int) -> AttentionCall:
+        """What a layer was called with; InputError if it was not captured."""
         if layer not in self.calls:
             why = f" ({self.unseen[layer]})" if layer in self.unseen else ""
             raise InputError("layer", layer, f"layers {_listed(self.layers)} were captured{why}")
         return self.calls[layer]
 
-    def _window(self, layer: int, window: Any) -> tuple[Span, Span]:
+    def window(self, layer: int, window: Any) -> tuple[Span, Span]:
+        """Rows and columns of a window as people give it; InputError if it is not in the layer's map."""
         queries, keys = self.size(layer)
         if window is None:
             return (0, queries), (0, keys)
@@ -250,7 +252,7 @@ class Captured:
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any], torch.Tensor, Mechanism]:
         """Operands, arguments and cached normalizers of one head."""
         mechanism = as_ if isinstance(as_, Mechanism) else parse_mechanism(as_)
-        call = self._call(layer)
+        call = self.call(layer)
         heads = call.q.shape[1]
         if not 0 <= head < heads:
             raise InputError("head", head, f"heads 0 to {heads - 1} of layer {layer} are allowed")
@@ -277,7 +279,7 @@ class Captured:
         key = (layer, mechanism.label)
         found = self._inputs.get(key)
         if found is None:
-            found = mechanism.inputs(self._call(layer))
+            found = mechanism.inputs(self.call(layer))
             # A second view may be a copy as large as the queries: only the latest are kept.
             while len(self._inputs) >= 4:
                 self._inputs.pop(next(iter(self._inputs)), None)

@@ -1,8 +1,8 @@
 """Maps in plain torch, some rows and keys at a time: O(T) memory, any device.
 
-Keys are gathered pixel by pixel, as (member, pixel, D): the scores of a block of rows are then (rows, member, pixel), and
-reducing over the members runs along contiguous pixels. Where a larger score never has a smaller weight, only the largest
-score of a row within a pixel is turned into a weight.
+Keys are gathered pixel by pixel, as (member, pixel, D): the scores of a block of rows are then (rows, member, pixel),
+and reducing over the members runs along contiguous pixels. Where a larger score never has a smaller weight, only the
+largest score of a row within a pixel is turned into a weight.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def normalizers(head: Head, rows: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _hide(
-    z: torch.Tensor, head: Head, rows: torch.Tensor, begin: int, end: int, low: int, high: int
-) -> torch.Tensor:
+def _hide(z: torch.Tensor, head: Head, rows: torch.Tensor, begin: int, end: int, low: int, high: int) -> torch.Tensor:
     """Put -inf where z (rows, keys begin..end) shows what is not seen; keys low..high are seen by every row.
 
     Returns which rows see anything.

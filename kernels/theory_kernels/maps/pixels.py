@@ -14,8 +14,8 @@ import torch
 class Pixels(NamedTuple):
     """Members of each pixel, padded to one width.
 
-    ``edges`` (R + 1,) int64; ``index`` (R, width) int64, the last member repeated in shorter pixels; ``real`` (R, width)
-    bool, False at the repeats.
+    ``edges`` (R + 1,) int64; ``index`` (R, width) int64, the last member repeated in shorter pixels; ``real``
+    (R, width) bool, False at the repeats.
     """
 
     edges: torch.Tensor

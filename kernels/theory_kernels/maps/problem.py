@@ -17,9 +17,8 @@ WEIGHTS = ("softmax", "entmax", "tra", "tda", "eta")
 class Sight:
     """Which keys the rows of one sequence see: row i stands at key position ``p = i + offset``.
 
-    A key j is seen if ``start <= j < stop``, with ``causal`` also ``j <= p``, and with ``window`` also ``j > p - window``
-    (without ``causal``, ``|p - j| <= window``).
-    Rows outside ``first <= i < last`` are padding and see nothing. ``mask`` (T, S) hides further pairs.
+    A key j is seen if ``start <= j < stop``, with ``causal`` also ``j <= p``, and with ``window`` also
+    ``j > p - window`` (without ``causal``, ``|p - j| <= window``). Rows outside ``first <= i < last`` are padding and see nothing. ``mask`` (T, S) hides further pairs.
     """
 
     start: int
