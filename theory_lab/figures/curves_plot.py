@@ -55,7 +55,7 @@ def _printed(axes: Any, experiment: Experiment, styles: dict[str, dict[str, Any]
                           mew=1.0, zorder=5, label=None if drawn else "as printed")  # fmt: skip
             drawn = True
     if drawn:
-        axes.text(0.02, 0.97, "◇ as the paper printed it", transform=axes.transAxes, fontsize=6.4, va="top")
+        axes.text(0.02, 0.03, "◇ as the paper printed it", transform=axes.transAxes, fontsize=6.4)
 
 
 def _fits(axes: Any, frame: pd.DataFrame) -> bool:

@@ -31,6 +31,7 @@ def draw_map(frame: pd.DataFrame, experiment: Experiment) -> Any:
     axes.grid(False)
     axes.set_facecolor("0.93")
     axes.tick_params(length=0)
+    axes.tick_params(axis="y", rotation=0)
     axes.set_xlabel(options.get("xlabel", "key"))
     axes.set_ylabel(options.get("ylabel_rows", "query"))
     return figure

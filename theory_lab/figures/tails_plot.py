@@ -14,44 +14,45 @@ if TYPE_CHECKING:
 
     from theory_lab.reproduce.spec import Experiment
 
-_LOOKS = {
-    "every key": {"color": style.COLORS[3], "linestyle": "-"},
-    "without the first key": {"color": style.COLORS[2], "linestyle": (0, (4, 1.2))},
-}
+_COLOR = style.COLORS[2]
 _GAUSSIAN: dict[str, Any] = {"color": "black", "linestyle": (0, (1.2, 1)), "lw": 1.0}
 _SPHERICAL: dict[str, Any] = {"color": "0.5", "linestyle": (0, (5, 1, 1.2, 1)), "lw": 1.0}
 
 
 def draw_tails(frame: pd.DataFrame, experiment: Experiment) -> Any:
-    """The tail of the scores, the survivors it gives, and the variance proxy layer by layer.
+    """The tail of the scores, the survivors it gives, and the sigma that each head needs.
 
-    Dark bands are intervals over pairs of texts, light ones the middle 80% of the heads (left and middle: without the
-    first key).
+    Dark bands and bars are intervals over texts, light bands the middle 80% of the heads.
     """
     options = experiment.options
     dim = int(frame.head_dim.iloc[0])
-    figure = style.new_figure(options.get("width", "double"), options.get("height", 3.0))
+    figure = style.new_figure(options.get("width", "double"), options.get("height", 2.8))
     tail, survivors, sigma = figure.subplots(1, 3)
-    for axes, quantity in ((tail, "tail"), (survivors, "survivors"), (sigma, "sigma")):
-        for keys, look in _LOOKS.items():
-            part = frame[(frame.quantity == quantity) & (frame["keys"] == keys)].sort_values("x")
-            axes.plot(part.x, part.estimate, lw=1.3, label=f"real scores, {keys}", **look)
-            style.band(axes, part.x, part.ci_low, part.ci_high, str(look["color"]))
-            if quantity == "sigma" or keys != "every key":
-                axes.fill_between(part.x, part.heads_low, part.heads_high, color=look["color"], alpha=0.08, linewidth=0)
+    for axes, quantity in ((tail, "tail"), (survivors, "survivors")):
+        part = frame[frame.quantity == quantity].sort_values("x")
+        axes.plot(part.x, part.estimate, color=_COLOR, lw=1.3, label="real scores, all heads")
+        style.band(axes, part.x, part.ci_low, part.ci_high, _COLOR)
+        axes.fill_between(part.x, part.heads_low, part.heads_high, color=_COLOR, alpha=0.1, linewidth=0)
     _tail(tail, dim)
     _survivors(survivors, frame, dim)
-    sigma.axhline(1.0, color="black", ls="--", lw=1.1)
-    sigma.text(0.02, 1.0, "assumed, for β = 1", fontsize=6.4, va="bottom", transform=sigma.get_yaxis_transform())
-    sigma.set_ylim(0, None)
-    sigma.set_xlabel("layer")
-    sigma.set_ylabel("σ of a head, centered")
-    sigma.set_title("the proxy is σ²/d")
-    handles = {}
-    for axes in (tail, survivors):
-        handles.update(dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True)))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
+    _sigma(sigma, frame[frame.quantity == "sigma"])
+    figure.legend(*tail.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
+
+
+def _sigma(axes: Any, part: pd.DataFrame) -> None:
+    heads = part.groupby("x").cumcount()
+    # Side by side about their layer, so that bars do not hide each other.
+    place = part.x + 0.6 * (heads / max(int(heads.max()), 1) - 0.5)
+    spread = [(part.estimate - part.ci_low).clip(lower=0), (part.ci_high - part.estimate).clip(lower=0)]
+    axes.errorbar(place, part.estimate, yerr=spread, fmt="o", color=_COLOR, ms=1.4, mew=0, elinewidth=0.4, capsize=0)
+    axes.axhline(1.0, color="black", ls="--", lw=1.1)
+    axes.text(0.98, 1.02, "assumed where β = 1", fontsize=6.4, va="bottom", ha="right",
+              transform=axes.get_yaxis_transform())  # fmt: skip
+    axes.set_ylim(0, None)
+    axes.set_xlabel("layer")
+    axes.set_ylabel("σ = √(d · proxy)")
+    axes.set_title("what each head needs")
 
 
 def _gaussian(t: np.ndarray, dim: int) -> np.ndarray:

@@ -181,7 +181,7 @@ KINDS: dict[str, Kind] = {
             {"model": "text", "tokens": "whole", "lengths": "wholes"},
             ("model", "tokens", "lengths"),
             ("tails",),
-            code=lambda settings: ("theory_lab.probes.watching",),
+            code=lambda settings: ("theory_lab.probes.unrelated",),
             need=_lazy("theory_lab.reproduce.compute.tails:need"),
         ),
         Kind(
