@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from theory_lab.errors import InputError
 from theory_lab.probes import measures, texts
 from theory_lab.probes.accumulate import HeadSums, Vectors, head_measures, pack, parts_needed
 from theory_lab.probes.keep import ProbeFolder
@@ -86,21 +87,29 @@ class Run:
     frames: list[pd.DataFrame] = field(default_factory=list)
     unseen: tuple[str, ...] = ()
     complete: bool = True
+    _watched: Watched | None = None
 
     def all(self, cells: Sequence[Cell]) -> ProbeResult:
         """Every cell, from the folder or measured."""
+        from theory_lab.probes.watching import watch
+
         digests = [self._digest(cell) for cell in cells] if self.folder else [""] * len(cells)
         found = [self.folder.load(digest) if self.folder else None for digest in digests]
         work = sum(_work(cell) for cell, rows in zip(cells, found, strict=True) if rows is None)
         self.progress.start(len(cells), sum(rows is not None for rows in found), work)
+        layers = None if len(self.plan.layers) == self.loaded.layers else self.plan.layers
         try:
-            for cell, digest, rows in zip(cells, digests, found, strict=True):
-                if rows is not None:
-                    self.frames.append(rows)
-                    continue
-                self._measure(cell, digest)
+            # One watch for the whole run: a watch checks each layer's first call, which costs.
+            with watch(self.loaded.model, self._observe, layers=layers) as seen:
+                for cell, digest, rows in zip(cells, digests, found, strict=True):
+                    if rows is not None:
+                        self.frames.append(rows)
+                        continue
+                    self._measure(cell, digest, seen)
         finally:
             self.progress.stop()
+        if not self.frames:
+            raise InputError("length", self.plan.lengths[-1], self.notes[-1])
         result = self.result(self.complete)
         if self.folder is not None:
             self.folder.finish(result.rows, result.summary(), self._about())
@@ -114,13 +123,13 @@ class Run:
         rows = rows[rows["head"].isin(self.plan.heads)].reset_index(drop=True)
         return ProbeResult(rows, self.plan, self.loaded.name, self.unseen, tuple(self.notes), complete)
 
-    def _measure(self, cell: Cell, digest: str) -> None:
+    def _measure(self, cell: Cell, digest: str, seen: Any) -> None:
         """One cell; where it does not fit, its finished layers and what shorter lengths give."""
         lengths = cell.lengths
         while lengths:
             watched = Watched(self.plan, lengths, self.progress, _work(cell) / max(len(self.plan.layers), 1))
             try:
-                self._forward(cell.window.ids[: lengths[-1]], watched)
+                self._forward(cell.window.ids[: lengths[-1]], watched, seen)
             except OutOfMemory as error:
                 self._shrink(cell, lengths, watched, error)
                 lengths = lengths[:-1]
@@ -156,12 +165,14 @@ class Run:
         self.progress.say(text)
         self.notes.append(text)
 
-    def _forward(self, ids: Sequence[int], watched: Watched) -> None:
-        from theory_lab.probes.watching import watch
+    def _observe(self, call: Any) -> None:
+        assert self._watched is not None
+        self._watched(call)
 
-        layers = None if len(self.plan.layers) == self.loaded.layers else self.plan.layers
+    def _forward(self, ids: Sequence[int], watched: Watched, seen: Any) -> None:
+        self._watched = watched
         try:
-            with torch.inference_mode(), watch(self.loaded.model, watched, layers=layers) as seen:
+            with torch.inference_mode():
                 run_backbone(self.loaded, ids)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise OutOfMemory(_line(error)) from None
