@@ -28,41 +28,10 @@ format: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-# The pictures that the documentation shows, each with its numbers beside it. Only exit code 2 is a failure here.
-draw = $(BIN)/theory-lab check $(1) --controls-ok --plot figures/$(2).png --format csv > figures/$(2).csv || test $$? -ne 2
-
+# Every figure and table that can be drawn here, with its numbers beside it, and their gallery; what is known is not
+# computed again. One of them: theory-lab reproduce tda.figure-survivors
 figures: $(VENV)/.core
-	$(call draw,tda-4.3 tda-4.6,tda/check)
-	$(call draw,tra-dispersion,tda/tra-dispersion)
-	$(call draw,tda-4.7,tda/tda-dispersion)
-	$(call draw,ours-slack,ours/slack)
-	$(call draw,ours-sharp-threshold,ours/sharp-threshold)
-	$(call draw,ours-independence-horizon,ours/independence-horizon)
-	$(call draw,ours-survivor-law,ours/survivor-law)
-	$(call draw,tda-table1,tda/table1)
-	$(call draw,asentmax-nonvanishing,asentmax/nonvanishing)
-	$(call draw,asentmax-dispersion,asentmax/dispersion)
-	$(call draw,asentmax-concentration,asentmax/concentration)
-	$(call draw,asentmax-paths,asentmax/paths)
-	$(call draw,asentmax-collapse,asentmax/collapse)
-	$(call draw,asentmax-theta asentmax-theta-corrected,asentmax/theta)
-	$(call draw,eta-block-bound,eta/block-bound)
-	$(call draw,eta-hard-soft,eta/hard-soft)
-	$(call draw,eta-floor,eta/floor)
-	$(call draw,eta-example,eta/example)
-	$(BIN)/theory-lab phase --plot figures/ours/phase.png --out figures/ours/phase.csv
-
-# The documentation as a site in site/; a warning or a dead link is an error.
-docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-
-# The notebooks in JupyterLab. Saving one there writes its Markdown twin too.
-lab: $(VENV)/.lab
-	$(BIN)/jupyter lab notebooks
-
-# Each .ipynb anew from its Markdown, without outputs: what is committed.
-notebooks: $(VENV)/.test
-	$(BIN)/python tools/notebooks.py
+	$(BIN)/theory-lab reproduce all
 
 # Rates of the samplers as ratios within one run; see benchmarks/README.md.
 bench: $(VENV)/.core

@@ -11,7 +11,7 @@ from reproduce_samples import RECORD, SMALL
 
 from theory_lab.errors import InputError, StoreError
 from theory_lab.reproduce import cache
-from theory_lab.reproduce.code import _shape, code_digest
+from theory_lab.reproduce.code import _shape, code_digest, modules
 from theory_lab.reproduce.kinds import DRAWINGS, KINDS
 from theory_lab.reproduce.run import reproduce
 from theory_lab.reproduce.state import FRESH, NEVER, STALE, drawn, state
@@ -227,6 +227,13 @@ def test_code_digests(tmp_path: Path) -> None:
     assert code_digest(["theory_lab.phase"]) == code_digest(["theory_lab.phase", "theory_lab.streams"])
     assert code_digest(["theory_lab.phase"]) != code_digest(["theory_lab.streams"])
     assert code_digest(["theory_lab.nothing"]) != code_digest([])
+    # What a computation is told by, or shown by, is no part of it.
+    for kind in KINDS.values():
+        reached = modules(kind.modules({"claims": ("tda-4.3",)}))
+        assert "theory_lab.reproduce.run" not in reached
+        assert not any(name.startswith("theory_lab.figures") for name in reached), kind.name
+    assert "theory_lab.noise.continuous" in modules(KINDS["check"].modules({"claims": ("tda-4.3",)}))
+    assert "theory_lab.studies.eta" not in modules(KINDS["check"].modules({"claims": ("tda-4.3",)}))
 
 
 @pytest.mark.parametrize("name", list(KINDS))

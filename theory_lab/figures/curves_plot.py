@@ -10,7 +10,7 @@ import numpy as np
 
 from theory_lab.audit_data import parse_printed
 from theory_lab.figures import style
-from theory_lab.reproduce.compute.probe import BASELINE
+from theory_lab.reproduce.words import BASELINE
 
 if TYPE_CHECKING:
     import pandas as pd

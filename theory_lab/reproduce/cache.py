@@ -51,7 +51,9 @@ def drawing_digest(experiment: Experiment, results: str) -> str:
     modules = DRAWINGS[experiment.draw].modules()
     printed = experiment.printed and [experiment.printed.source, experiment.printed.units, experiment.printed.rows]
     words = [experiment.title, experiment.source, experiment.caption]
-    return _digest([results, experiment.draw, experiment.options, printed, words, code_digest(modules)])
+    return _digest(
+        [results, experiment.draw, experiment.options, printed, words, code_digest(modules, "theory_lab.figures")]
+    )
 
 
 def _path(digest: str) -> Path:

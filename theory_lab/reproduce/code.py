@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -20,29 +20,37 @@ _STOP = frozenset(
     f"theory_lab{name}"
     for name in (
         "", ".catalog", ".cli", ".commands", ".engine", ".errors", ".experiments", ".figures", ".main", ".progress",
-        ".render", ".reproduce", ".settings", ".store", ".studies", ".attention", ".attention.registry",
+        ".render", ".settings", ".store", ".studies", ".attention", ".attention.registry", ".models.fetching",
+        ".models.progress", ".reproduce", ".reproduce.cache", ".reproduce.kinds", ".reproduce.needs", ".reproduce.run",
+        ".reproduce.spec", ".audit", ".estimation.device", ".noise.model_scores",
     )
 )  # fmt: skip
 
 
-def code_digest(modules: Iterable[str]) -> str:
+def code_digest(names: Iterable[str], within: str = "") -> str:
     """16 hexadecimal digits over the code of these modules and of every module of ours that they import.
 
     Parameters
     ----------
-    modules : iterable of str
+    names : iterable of str
         Dotted names, such as ``theory_lab.phase``; one that does not exist counts as empty.
+    within : str
+        A package; only imports from it are followed.
     """
+    text = "\n".join(f"{name} {_read(name)[0]}" for name in sorted(modules(names, within)))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def modules(names: Iterable[str], within: str = "") -> set[str]:
+    """These modules, and every module of ours that they import, directly or not."""
     found: set[str] = set()
-    waiting = list(modules)
+    waiting = list(names)
     while waiting:
         name = waiting.pop()
-        if name in found:
-            continue
-        found.add(name)
-        waiting += [other for other in _read(name)[1] if other not in _STOP]
-    text = "\n".join(f"{name} {_read(name)[0]}" for name in sorted(found))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        if name not in found:
+            found.add(name)
+            waiting += [other for other in _read(name)[1] if other not in _STOP and other.startswith(within)]
+    return found
 
 
 @cache
@@ -54,7 +62,7 @@ def _read(name: str) -> tuple[str, tuple[str, ...]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     imports: set[str] = set()
-    for node in ast.walk(tree):
+    for node in _running(tree):
         if isinstance(node, ast.Import):
             imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -67,6 +75,14 @@ def _read(name: str) -> tuple[str, tuple[str, ...]]:
             imports.add(base)
     ours = tuple(sorted(module for module in imports if module.split(".")[0] in _PACKAGES and _path(module)))
     return hashlib.blake2b(repr(_shape(tree)).encode(), digest_size=16).hexdigest(), ours
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    """Nodes of what can run: imports for the type checker alone change nothing."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING"):
+            yield from _running(child)
 
 
 @cache

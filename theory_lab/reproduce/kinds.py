@@ -21,7 +21,9 @@ _CHECK = ("theory_lab.runner", "theory_lab.cases", "theory_lab.claims", "theory_
 
 def _check_code(settings: Mapping[str, Any]) -> tuple[str, ...]:
     papers = {claim.split("-")[0] for claim in settings["claims"]}
-    return (*_CHECK, *(f"theory_lab.studies.{'tda' if paper == 'tra' else paper}" for paper in sorted(papers)))
+    real = any(name.startswith("model:") for name in settings.get("noise", ()))
+    extra = ("theory_lab.noise.model_scores",) if real else ()
+    return (*_CHECK, *extra, *(f"theory_lab.studies.{'tda' if paper == 'tra' else paper}" for paper in sorted(papers)))
 
 
 def _lazy(target: str) -> Callable[..., Any]:

@@ -48,6 +48,20 @@ class Context:
     progress: Progress | None = None
     device: str = "cpu"
 
+    def remembered(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Records of one piece of work: those that an interrupted run left, or those made now, which are kept."""
+        from theory_lab.store import write_whole
+
+        path = self.partial / f"{name}.json"
+        try:
+            found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+            return found
+        except (OSError, ValueError):
+            records = make()
+        self.partial.mkdir(parents=True, exist_ok=True)
+        write_whole(str(path), json.dumps(records).encode())
+        return records
+
 
 @dataclass
 class Outcome:
@@ -142,6 +156,7 @@ def _one(
     head: str,
 ) -> None:
     experiment = outcome.experiment
+    size = size if experiment.quick else "full"  # where nothing differs there is one size
     inputs = experiment.kind.inputs(experiment, data)
     digest = cache.results_digest(experiment, size, inputs)
     drawing = cache.drawing_digest(experiment, digest)

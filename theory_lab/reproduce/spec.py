@@ -172,6 +172,8 @@ def select(names: Sequence[str]) -> list[Experiment]:
             path = Path(name)
             inside = [e for e in known.values() if path.name == f"{e.name}.toml" and _same(path, e)]
             made = inside[0] if inside else load(path, "own", name)
+            if made.id in chosen and chosen[made.id].file != made.file:
+                raise InputError("experiment", name, f"its pictures would overwrite those of {chosen[made.id].file}")
             chosen[made.id] = made
             continue
         folders = {e.folder for e in known.values()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,7 +91,10 @@ def compute(experiment: Experiment, settings: dict[str, Any], context: Context) 
         with torch.no_grad():
             for law, n in jobs:
                 count = max(2, min(rows, _MOST_SCORES // n))
-                records += _cell(law, n, made, settings.get("scale", 1.0), planted, count, experiment.seed)
+                records += context.remembered(
+                    f"{law}-{n}",
+                    partial(_cell, law, n, made, settings.get("scale", 1.0), planted, count, experiment.seed),
+                )
                 if context.progress is not None:
                     context.progress.advance(1, float(n))
     finally:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from theory_lab.errors import InputError
 from theory_lab.reproduce.needs import DATA, DOWNLOAD, Need
+from theory_lab.reproduce.words import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,10 +15,6 @@ if TYPE_CHECKING:
 
     from theory_lab.reproduce.run import Context
     from theory_lab.reproduce.spec import Experiment
-
-
-#: The name of the baseline's rows.
-BASELINE = "uniform attention"
 
 
 def need(experiment: Experiment, settings: Mapping[str, Any], data: str) -> Need | None:
@@ -56,6 +53,7 @@ def compute(experiment: Experiment, settings: dict[str, Any], context: Context) 
     groups = _groups(experiment, settings["measures"])
     loaded = load_model(settings["model"])
     frames = []
+    context.partial.mkdir(parents=True, exist_ok=True)
     try:
         for number, name in enumerate(settings["as"]):
             result = probe(
@@ -66,7 +64,7 @@ def compute(experiment: Experiment, settings: dict[str, Any], context: Context) 
                 as_=None if name == "model" else name,
                 windows=settings.get("windows", 1),
                 seed=experiment.seed,
-                out=context.partial.with_name(f"{context.partial.name}-{number}"),
+                out=context.partial / str(number),
                 progress=context.progress,
             )
             found = result.summary(by_layer=settings.get("by_layer", False))
