@@ -174,7 +174,7 @@ KINDS: dict[str, Kind] = {
             },
             ("model", "lengths", "as", "measures"),
             ("probe",),
-            code=lambda settings: ("theory_lab.probes.probing",),
+            code=lambda settings: ("theory_lab.probes.probing", "theory_kernels.statistics"),
             need=_lazy("theory_lab.reproduce.compute.probe:need"),
         ),
         Kind(
@@ -183,7 +183,7 @@ KINDS: dict[str, Kind] = {
             {"model": "text", "tokens": "whole", "lengths": "wholes"},
             ("model", "tokens", "lengths"),
             ("tails",),
-            code=lambda settings: ("theory_lab.probes.unrelated",),
+            code=lambda settings: ("theory_lab.probes.unrelated", "theory_kernels.statistics"),
             need=_lazy("theory_lab.reproduce.compute.tails:need"),
         ),
         Kind(
