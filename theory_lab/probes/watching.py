@@ -149,7 +149,8 @@ class Watch:
             self.seen.pop(layer, None)
             return
         self._observer(call)
-        self.seen[layer] = self.seen.get(layer, 0) + 1
+        with _lock:  # several threads may run the model
+            self.seen[layer] = self.seen.get(layer, 0) + 1
 
     def _verify(
         self, call: AttentionCall, backend: str, unmasked: bool, given: dict[str, Any], output: torch.Tensor
