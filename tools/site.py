@@ -28,9 +28,30 @@ _GUESTS = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
 )
+#: Where in the navigation a page of that folder goes if mkdocs.yml does not say.
+_SECTIONS = {"how-to": "How to", "claims": "Claims", "api": "Reference", "decisions": "Decisions"}
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)")
 _HELP = re.compile(r"^<!-- help of every command -->$", re.MULTILINE)
 _CODE = re.compile(r"(^(?:```|~~~).*?^(?:```|~~~)|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config: Any) -> Any:
+    """Put pages that mkdocs.yml does not name where their like are: no page may be out of reach."""
+    sections = {title: pages for entry in config.nav if isinstance(entry, dict) for title, pages in entry.items()}
+    named = set(_named(config.nav))
+    docs = Path(config.docs_dir)
+    for path in [*sorted(docs.rglob("*.md")), _ROOT / "figures" / "README.md"]:
+        name = path.relative_to(docs if path.is_relative_to(docs) else _ROOT).as_posix()
+        if path.exists() and name not in named:
+            sections[_SECTIONS.get(name.split("/")[0], "Guides")].append(name)
+    return config
+
+
+def _named(entry: Any) -> list[str]:
+    if isinstance(entry, str):
+        return [entry]
+    parts = entry.values() if isinstance(entry, dict) else entry
+    return [name for part in parts for name in _named(part)]
 
 
 def on_files(files: Files, config: Any) -> Files:
