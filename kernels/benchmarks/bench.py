@@ -19,15 +19,15 @@ import torch
 import triton
 from mechanisms import BETA, Mechanism, adasplash, authors, flex, ours, sdpa
 from theory_kernels import Noise, exceedance_counts, threshold_attention
-from theory_kernels.attention import launch
+from theory_kernels.attention import plan
 from theory_kernels.attention.operator import threshold_forward
 from timing import Timing, ceiling, measure
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 FIELDS = (
     "case", "pattern", "mechanism", "direction", "batch", "heads", "groups", "length", "dim", "dtype", "ms",
-    "ms_p10", "ms_p90", "method", "eager_ms", "tiles64", "entries", "tflops", "of_ceiling", "error", "allowed",
-    "peak_mb", "gpu", "date", "torch", "triton", "note",
+    "ms_p10", "ms_p90", "method", "eager_ms", "tiles64", "keys64", "entries", "paths", "tflops", "of_ceiling", "error",
+    "allowed", "peak_mb", "gpu", "date", "torch", "triton", "note",
 )  # fmt: skip
 GATE_ROWS = 64
 
@@ -78,21 +78,38 @@ def gate(mechanism: Mechanism, operands: list[torch.Tensor], backward: bool) -> 
     return worst, relative, where
 
 
-def tile_fraction(operands: list[torch.Tensor]) -> float:
-    """Share of the causal 64x64 tiles that the screen keeps (rounded up by its margin), union of the views."""
+def screened(operands: list[torch.Tensor], tiles_only: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bitmap of tiles and paths of the heads, as the screen of a training call makes them."""
     q, k, v = operands[0], operands[1], operands[-1]
     length = q.shape[2]
     beta = torch.full((q.shape[1],), BETA, device=q.device)
-    old, launch.DENSE_FROM = launch.DENSE_FROM, 10**6
     q2, k2 = (operands[2], operands[3]) if len(operands) == 5 else (None, None)
-    words = threshold_forward(
+    old = plan.DENSE_FROM, plan.LIST_FROM
+    if tiles_only:
+        plan.DENSE_FROM = plan.LIST_FROM = 10**6
+    _, _, words, _, _, paths = threshold_forward(
         q, k, q2, k2, v, beta, None if q2 is None else beta, None, q.shape[0], length, length, 0, False, True, 1.0,
         2.0, True, None, "triton", 0,
-    )[2]  # fmt: skip
-    launch.DENSE_FROM = old
+    )  # fmt: skip
+    plan.DENSE_FROM, plan.LIST_FROM = old
+    return words, paths
+
+
+def tile_fraction(operands: list[torch.Tensor]) -> float:
+    """Share of the causal 64x64 tiles that the screen keeps (rounded up by its margin), union of the views."""
+    q = operands[0]
+    words, _ = screened(operands, True)
     bits = sum(int(((words >> i) & 1).sum()) for i in range(32))
-    n = -(-length // 64)
+    n = -(-q.shape[2] // 64)
     return bits / (q.shape[0] * q.shape[1] * n * (n + 1) / 2)
+
+
+def path_counts(operands: list[torch.Tensor]) -> str:
+    """Query heads on the paths of tiles, lists and everything, then key heads, where the call is screened."""
+    _, paths = screened(operands, False)
+    heads = operands[0].shape[0] * operands[0].shape[1]
+    parts = [paths[:heads].tolist(), paths[heads:].tolist()]
+    return " ".join("/".join(str(part.count(code)) for code in (plan.TILES, plan.LISTS, plan.DENSE)) for part in parts)
 
 
 class Bench:
@@ -115,7 +132,7 @@ class Bench:
         row = {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in {**self.common, **row}.items()}
         self.writer.writerow(row)
         self.file.flush()
-        shown = ("case", "pattern", "mechanism", "direction", "length", "ms", "eager_ms", "tiles64", "tflops", "note")
+        shown = ("case", "pattern", "mechanism", "direction", "length", "ms", "eager_ms", "tiles64", "paths", "note")
         print(" ".join(f"{row.get(k, '')!s:>9}" for k in shown), flush=True)
 
     def row(
@@ -169,6 +186,8 @@ class Bench:
             kept = dict(facts or {})
             if mechanism.name in ("TRA", "TDA"):
                 kept["tiles64"] = tile_fraction(operands)
+                if operands[0].shape[2] >= plan.SCREEN_FROM_TRAINING:
+                    kept["paths"] = path_counts(operands)
             for backward in (False, True):
                 self.row(case, pattern, mechanism, operands, backward, kept)
 
@@ -260,7 +279,8 @@ def main() -> None:
         if length <= 16384:
             rows = torch.arange(1, length + 1, device=device, dtype=torch.float64)
             tau = BETA * (2 * rows.log() / 64).sqrt().float()
-            facts["entries"] = patterns.fractions(q, k, tau)["entries"]
+            found = patterns.fractions(q, k, tau)
+            facts |= {"entries": found["entries"], "keys64": found["keys64"]}
         bench.both(name, pattern, mechanisms, [q, k, v], [q, k, q2, k2, v] if second else None, facts)
 
     base = [*sdpa(), *ours()]
@@ -277,8 +297,9 @@ def main() -> None:
             case("active", f"stripes {share:.0%}",
                  lambda *a, share=share: patterns.planted_stripes(share, *a), length, ours()[:1], False)  # fmt: skip
     g = torch.Generator(device).manual_seed(0)
-    q, k, v = (torch.randn((4, h, 8192, 128), generator=g, device=device).to(dtype) for h in (32, 8, 8))
-    bench.both("GQA 32:8", "random", [*sdpa(), ours()[0]], [q, k, v])
+    for length in (8192, 16384):
+        q, k, v = (torch.randn((4, h, length, 128), generator=g, device=device).to(dtype) for h in (32, 8, 8))
+        bench.both("GQA 32:8", "random", [*sdpa(), ours()[0]], [q, k, v])
     decode(bench)
     exceedances(bench)
     peers = []

@@ -74,9 +74,12 @@ def trained_regime(
 
 
 def fractions(q: torch.Tensor, k: torch.Tensor, tau: torch.Tensor) -> dict[str, float]:
-    """Alive share of the causal entries, 64x64 and 16x16 tiles, measured on the first head, in row chunks."""
+    """Alive share of the causal entries, of the 64x64 and 16x16 tiles, and of the single keys of blocks of 64 rows.
+
+    Measured on the first head, in row chunks.
+    """
     length = q.shape[2]
-    count = 0
+    count = keys = 0
     live = {16: 0, 64: 0}
     key = torch.arange(length, device=q.device)
     for start in range(0, length, 1024):
@@ -85,11 +88,12 @@ def fractions(q: torch.Tensor, k: torch.Tensor, tau: torch.Tensor) -> dict[str, 
         alive = (score > tau[rows, None]) & (key[None, :] <= rows[:, None])
         count += int(alive.sum())
         alive = F.pad(alive, (0, -length % 64, 0, -rows.numel() % 64))
+        keys += 64 * int(alive.unflatten(0, (-1, 64)).any(1).sum())
         for size in live:
             tiles = alive.unflatten(0, (-1, size)).unflatten(2, (-1, size)).any(3).any(1)
             live[size] += int(tiles.sum())
     total = length * (length + 1) / 2
-    out = {"entries": count / total}
+    out = {"entries": count / total, "keys64": keys / total}
     for size, number in live.items():
         n = -(-length // size)
         out[f"tiles{size}"] = number / (n * (n + 1) / 2)

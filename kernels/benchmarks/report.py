@@ -55,11 +55,12 @@ def goals(rows: Rows) -> list[tuple[str, str, float, float]]:
     for n in (16384, 65536):
         ours = find(rows, "TRA", "forward", n, "stripes 100%", "active")
         add(f"all tiles active, forward, {n}", ours, "FA2", find(rows, "FA2", "forward", n), 1 / 1.8)
-    for direction in ("forward", both):
-        same = find(rows, "TRA", direction, 8192) / find(rows, "FA2", direction, 8192)
-        ours = find(rows, "TRA", direction, 8192, "random", "GQA 32:8")
-        peer_ms = find(rows, "FA2", direction, 8192, "random", "GQA 32:8")
-        add(f"GQA 32:8, dim 128, batch 4, {direction}, 8192", ours, "FA2", peer_ms, 1.3 * same)
+    for n in (8192, 16384):
+        for direction in ("forward", both):
+            same = find(rows, "TRA", direction, n) / find(rows, "FA2", direction, n)
+            ours = find(rows, "TRA", direction, n, "random", "GQA 32:8")
+            peer_ms = find(rows, "FA2", direction, n, "random", "GQA 32:8")
+            add(f"GQA 32:8, dim 128, batch 4, {direction}, {n}", ours, "FA2", peer_ms, 1.3 * same)
     return out
 
 

@@ -44,7 +44,7 @@ def _capture(call: Callable[[], object], inner: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def measure(call: Callable[[], object], budget_ms: float = 150.0) -> Timing:
+def measure(call: Callable[[], object], budget_ms: float = 100.0) -> Timing:
     """Time ``call`` for about ``budget_ms``; graph replay where the call can be captured."""
     call()
     torch.cuda.synchronize()

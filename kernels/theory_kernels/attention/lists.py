@@ -190,8 +190,8 @@ def _pack_kernel(
     at = WORDS + (nh.to(tl.int64) * NI + block) * NL
     out = LISTS + nh.to(tl.int64) * capacity
     for chunk in range(low, tl.cdiv(end, 32 * M)):
-        lane = tl.arange(0, M)
-        word = tl.load(at + chunk * M + lane)
+        column = tl.arange(0, M)
+        word = tl.load(at + chunk * M + column)
         if not BY_ROWS:
             # A chunk spans 32 M / B tiles: two words, M / B tiles to each bit.
             half = any_bits(tl.reshape(word, [M // B, B]), UPCAST).to(tl.uint32, bitcast=True)
@@ -205,7 +205,7 @@ def _pack_kernel(
         count = bit_count(word)
         mine = out + (place + tl.cumsum(count, 0) - count)
         place += tl.sum(count, 0)
-        item = (chunk * 32 + 31) * M + lane
+        item = (chunk * 32 + 31) * M + column
         for step in range(tl.max(count, 0)):
             bit = first_bit(tl.where(word != 0, word, 1))
             tl.store(mine + step, (item - bit * M).to(tl.int16), mask=word != 0)
