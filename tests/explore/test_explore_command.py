@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 pytest.importorskip("transformers")
 
+from theory_lab.commands.explore import command
+from theory_lab.errors import InputError
 
-def test_help_and_bad_input(cli, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        for words, line in (
-            (["--port", port], f"port: {port}; it is in use: choose another, or leave --port out"),
-            (["--as", "soft"], "as: soft; "),
-            (["--text", "none.txt"], "text: none.txt; not found: name an existing text file, or - for standard input"),
-        ):
-            done = cli("explore", *words)
-            assert done.returncode == 2, done.stderr
-            assert done.stderr.startswith(f"theory-lab: error: {line}")
-            assert done.stderr.count("\n") == 1
-            assert not done.stdout
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that is in use."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_port_in_use_is_one_line(cli, taken: int) -> None:
+    done = cli("explore", "--port", taken)
+    assert done.returncode == 2
+    assert done.stderr == f"theory-lab: error: port: {taken}; it is in use: choose another, or leave --port out\n"
+    assert not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--as", "soft"], "as: soft; "),
+        (["--text", "none.txt"], "text: none.txt; not found: name an existing text file, or - for standard input"),
+        (["--port", "1.5"], "port: 1.5; a whole number is allowed"),
+        (["--port", "70000"], "port: 70000; 0 (any free one) to 65535 is allowed"),
+        (["--length", "many"], "length: many; "),
+        (["no-such-model"], "model: no-such-model; "),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else None,
+)
+def test_bad_input_is_named(words: list[str], line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError) as caught:
+        command.main(words, standalone_mode=False)
+    assert str(caught.value).startswith(line)

@@ -13,7 +13,7 @@ from made_captures import made
 
 pytest.importorskip("anywidget")
 
-from theory_lab.explore import explore, static_files  # noqa: E402
+from theory_lab.explore import explore, static_files
 
 
 @pytest.fixture

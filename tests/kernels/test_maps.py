@@ -250,14 +250,14 @@ def _eager(operands: list[torch.Tensor], exact: torch.Tensor, shared: dict) -> t
 def test_pixels_cover_every_entry_once() -> None:
     for begin, end, resolution in ((0, 1, 1), (0, 10, 3), (7, 8, 512), (3, 130, 64), (5, 1030, 512)):
         pixels = pixels_of(begin, end, resolution, None, torch.device("cpu"))
-        assert pixels.index[pixels.real].tolist() == list(range(begin, end))
+        assert pixels.members[pixels.real].tolist() == list(range(begin, end))
         assert pixels.edges[0] == begin
         assert pixels.edges[-1] == end
         assert int(pixels.sizes.max()) - int(pixels.sizes.min()) <= 1
         for samples in (1, 2, 3):
             few = pixels_of(begin, end, resolution, samples, torch.device("cpu"))
-            for r in range(few.index.shape[0]):
-                chosen = few.index[r][few.real[r]]
+            for r in range(few.members.shape[0]):
+                chosen = few.members[r][few.real[r]]
                 assert bool((chosen.diff() > 0).all())
                 assert int(pixels.edges[r]) <= int(chosen[0])
                 assert int(chosen[-1]) < int(pixels.edges[r + 1])

@@ -16,7 +16,7 @@ from tiny_models import ENCODERS, VOCABULARY, build  # noqa: E402
 
 from theory_lab.errors import InputError  # noqa: E402
 from theory_lab.models import LoadedModel  # noqa: E402
-from theory_lab.probes.maps import Captured, attention_map, capture, sparse_rows  # noqa: E402
+from theory_lab.probes import Captured, attention_map, capture, sparse_rows  # noqa: E402
 from theory_lab.probes.whatif import parse_mechanism  # noqa: E402
 
 TEXT = "the quick brown fox jumps over it"

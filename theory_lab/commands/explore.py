@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from theory_lab.commands.parsing import one_whole
 from theory_lab.errors import InputError
 from theory_lab.grids import parse_wholes
+
+if TYPE_CHECKING:
+    from theory_lab.settings import Progress
 
 
 @click.command("explore")
@@ -82,7 +86,7 @@ def _session(
     from theory_lab.explore.session import Session
     from theory_lab.models import load_model
     from theory_lab.models.catalog import DEFAULT_MODEL
-    from theory_lab.probes.maps import capture
+    from theory_lab.probes.capturing import capture
     from theory_lab.progress import make_progress
 
     captures = []
@@ -103,15 +107,17 @@ def _session(
         progress = make_progress(options["quiet"], "reading", "layers")
         progress.start(total, 0, total)
         try:
-            captures.append(
-                capture(loaded, text, length=asked, layers=layers, on_layer=lambda done, p=progress: p.advance(1, 1.0))
-            )
+            captures.append(capture(loaded, text, length=asked, layers=layers, on_layer=partial(_advance, progress)))
         finally:
             progress.stop()
         if captures[-1].unseen:
             numbers, reasons = zip(*captures[-1].unseen.items(), strict=True)
             click.echo(f"theory-lab: layers not watched: {', '.join(map(str, numbers))} ({reasons[0]})", err=True)
     return Session(captures, mechanisms, layer, head)
+
+
+def _advance(progress: Progress, done: int) -> None:
+    progress.advance(1, 1.0)
 
 
 def _ready(url: str, browser: bool) -> None:

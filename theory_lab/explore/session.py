@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from theory_lab.errors import InputError
-from theory_lab.probes.maps import Captured, Span, capture
+from theory_lab.probes.capturing import capture
+from theory_lab.probes.maps import Captured, Span
 from theory_lab.probes.whatif import Mechanism, parse_mechanism
 
 if TYPE_CHECKING:
@@ -276,18 +277,16 @@ def open_session(
         As for ``capture`` and :class:`Session`.
     """
     mechanisms = [as_] if isinstance(as_, (str, Mechanism)) else list(as_)
-    for one in mechanisms:
-        parse_mechanism(one) if isinstance(one, str) else None  # before minutes go into a forward pass
-    captures = []
-    for one in (model, compare):
-        if one is None:
-            continue
-        if isinstance(one, Captured):
-            captures.append(one)
-        elif text is None:
+    # Before minutes go into a forward pass.
+    mechanisms = [parse_mechanism(one) if isinstance(one, str) else one for one in mechanisms]
+    captures: list[Captured] = []
+    for given in (model, compare):
+        if isinstance(given, Captured):
+            captures.append(given)
+        elif given is not None and text is None:
             raise InputError("text", "None", "the words themselves")
-        else:
-            captures.append(capture(one, text, **loading))
+        elif given is not None and text is not None:
+            captures.append(capture(given, text, **loading))
     return Session(captures, mechanisms, layer, head)
 
 

@@ -106,9 +106,9 @@ def pooled_map(
         for b in range(q.shape[0]):
             for h in range(q.shape[1]):
                 head = task.head(b, h)
-                norm = task.fill(head, cache[b, h], down_pixels.index)
+                norm = task.fill(head, cache[b, h], down_pixels.members)
                 images.append(task.form.image(head, down_pixels, across_pixels, reduce, norm))
-        shape = (*q.shape[:2], down_pixels.index.shape[0], across_pixels.index.shape[0])
+        shape = (*q.shape[:2], down_pixels.members.shape[0], across_pixels.members.shape[0])
         return torch.stack(images).view(shape) if images else q.new_zeros(shape, dtype=task.dtype)
 
 

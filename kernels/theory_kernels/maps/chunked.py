@@ -71,18 +71,18 @@ def image(head: Head, rows: Pixels, columns: Pixels, reduce: str, normalizer: to
     device = normalizer.device
     # Sums of a pixel's many entries are kept in float64: a float32 one would lose digits to its own size.
     out = torch.zeros(
-        rows.index.shape[0], columns.index.shape[0],
+        rows.members.shape[0], columns.members.shape[0],
         dtype=torch.float64 if reduce == "sum" else normalizer.dtype, device=device,
     )  # fmt: skip
-    keys = [k[columns.index.T] for _, k in head.views]
-    width = columns.index.shape[1]
-    budget = _budget(device, columns.index.numel())
-    members = rows.index.shape[1]
+    keys = [k[columns.members.T] for _, k in head.views]
+    width = columns.members.shape[1]
+    budget = _budget(device, columns.members.numel())
+    members = rows.members.shape[1]
     # Whole pixels where they fit, and otherwise a part of one.
-    part = max(1, min(members, budget // max(1, columns.index.numel())))
-    block = max(1, min(out.shape[0], budget // max(1, part * columns.index.numel())))
+    part = max(1, min(members, budget // max(1, columns.members.numel())))
+    block = max(1, min(out.shape[0], budget // max(1, part * columns.members.numel())))
     for r in range(0, out.shape[0], block):
-        index = rows.index[r : r + block]
+        index = rows.members[r : r + block]
         low, high = head.sight.limits(index)
         left = int(torch.searchsorted(columns.edges, low.min(), right=True)) - 1
         right = int(torch.searchsorted(columns.edges, high.max()))
@@ -158,7 +158,7 @@ def _hidden(
     for a, b in spans:
         if a >= b:
             continue
-        keys = columns.index[a:b].T
+        keys = columns.members[a:b].T
         if head.sight.mask is not None:
             unseen = ~head.sight.visible(rows, keys.reshape(-1)).unflatten(1, keys.shape)
         else:

@@ -14,12 +14,12 @@ import torch
 class Pixels(NamedTuple):
     """Members of each pixel, padded to one width.
 
-    ``edges`` (R + 1,) int64; ``index`` (R, width) int64, the last member repeated in shorter pixels; ``real``
+    ``edges`` (R + 1,) int64; ``members`` (R, width) int64, the last member repeated in shorter pixels; ``real``
     (R, width) bool, False at the repeats.
     """
 
     edges: torch.Tensor
-    index: torch.Tensor
+    members: torch.Tensor
     real: torch.Tensor
 
     @property

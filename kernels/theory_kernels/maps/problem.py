@@ -18,7 +18,8 @@ class Sight:
     """Which keys the rows of one sequence see: row i stands at key position ``p = i + offset``.
 
     A key j is seen if ``start <= j < stop``, with ``causal`` also ``j <= p``, and with ``window`` also
-    ``j > p - window`` (without ``causal``, ``|p - j| <= window``). Rows outside ``first <= i < last`` are padding and see nothing. ``mask`` (T, S) hides further pairs.
+    ``j > p - window`` (without ``causal``, ``|p - j| <= window``). Rows outside ``first <= i < last`` are padding and
+    see nothing. ``mask`` (T, S) hides further pairs.
     """
 
     start: int
@@ -81,11 +82,11 @@ class Law:
         return self.weights in ("softmax", "entmax", "tra")
 
     def logits(self, score: torch.Tensor, tau: torch.Tensor | None) -> torch.Tensor:
-        """What exponentiates: scaled, capped, and suppressed by eta's mask; ``tau`` (rows, 1) is eta's threshold."""
+        """What exponentiates: scaled, capped, and suppressed by eta's mask; ``tau`` (rows, 1), eta alone has one."""
         z = score * self.scale
         if self.softcap is not None:
             z = torch.tanh(z / self.softcap) * self.softcap
-        if self.weights != "eta":
+        if tau is None:
             return z
         slope = self.sharpness * (z - tau)
         if self.reading == "logit":

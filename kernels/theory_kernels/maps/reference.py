@@ -39,9 +39,9 @@ def weights(head: Head, rows: torch.Tensor, normalizer: torch.Tensor) -> torch.T
 
 def image(head: Head, rows: Pixels, columns: Pixels, reduce: str, normalizer: torch.Tensor) -> torch.Tensor:
     """(R, C): each pixel's weights reduced; ``normalizer`` (R, members)."""
-    members = rows.index.flatten()
-    w = weights(head, members, normalizer.flatten()).unflatten(0, rows.index.shape)
-    out = w.new_zeros(rows.index.shape[0], columns.index.shape[0])
+    members = rows.members.flatten()
+    w = weights(head, members, normalizer.flatten()).unflatten(0, rows.members.shape)
+    out = w.new_zeros(rows.members.shape[0], columns.members.shape[0])
     for r in range(out.shape[0]):
         for c in range(out.shape[1]):
             entries = w[r][rows.real[r]][:, int(columns.edges[c]) : int(columns.edges[c + 1])]
