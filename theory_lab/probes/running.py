@@ -112,7 +112,8 @@ class Run:
             raise InputError("length", self.plan.lengths[-1], self.notes[-1])
         result = self.result(self.complete)
         if self.folder is not None:
-            self.folder.finish(result.rows, result.summary(), self._about())
+            asked = {"seed": self.plan.seed, "sink_eps": self.plan.sink_eps, "windows": self.plan.windows}
+            self.folder.finish(result.rows, result.summary(), {**self._about(), "settings": asked})
         return result
 
     def result(self, complete: bool) -> ProbeResult:
