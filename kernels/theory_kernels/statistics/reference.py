@@ -10,7 +10,8 @@ from .request import Request, stored, unit_rows
 from .results import AttentionStatistics, ScoreStatistics, ViewStatistics
 from .visibility import column_rows, tile_mask
 
-_HALVINGS = 100
+# Halvings of an interval of length 1, to below the last digit of float64.
+_HALVINGS = 60
 
 
 class Maps(NamedTuple):
@@ -129,9 +130,13 @@ def statistics(
     views: list[tuple[torch.Tensor, torch.Tensor]], request: Request, dtype: torch.dtype = torch.float64
 ) -> AttentionStatistics:
     """Everything asked for, from the full map; see :func:`theory_kernels.attention_statistics`."""
+    return summarize(maps(views, request, dtype), request)
+
+
+def summarize(found: Maps, request: Request) -> AttentionStatistics:
+    """Statistics of a map that is there."""
     see = request.see
-    (b, h, t, _), s = views[0][0].shape, views[0][1].shape[2]
-    found = maps(views, request, dtype)
+    b, h, t, s = found.seen.shape
     visible = request.visible(h)
     seen, w = found.seen, found.weights.double()
     alive = [seen & (x > 0) for x in found.excess]

@@ -15,7 +15,7 @@ import triton.language as tl
 from ..primitives import bit_count, first_bit, load_rows, rectified_power
 from ..screen import padded
 from .request import Request
-from .triton_common import SIZES, Positions, bounds_of, flags_of, key_tiles, logits, products, visible
+from .triton_common import SIZES, Positions, add_pair, bounds_of, flags_of, key_tiles, logits, products, visible
 from .triton_threshold import TILE, Listed
 
 STEPS = 40
@@ -69,7 +69,8 @@ def _threshold_kernel(
         tl.store(marks + w, word)
     # The words are read again by other threads of the program.
     tl.debug_barrier()
-    tau = tl.zeros([BM], tl.float32) - 1.0
+    # A pair: the threshold's own rounding, times the support, would show in the row's sum.
+    tau, low = top - 1.0, tl.zeros([BM], tl.float32)
     going, step = 1, 0
     while (going > 0) & (step < MOST):
         total, slope = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
@@ -80,7 +81,7 @@ def _threshold_kernel(
                 word = word & (word - 1)
                 x = _scaled(q, at, key, cols, rows, row0, row1, key0, key1, off, BEFORE, AFTER, FACTOR, CAP, D, DP, BN,
                             SOFTCAP, HAS_BEFORE, HAS_AFTER, PREC, UPCAST)  # fmt: skip
-                y = tl.maximum((x - top[:, None]) - tau[:, None], 0.0)
+                y = tl.maximum((x - tau[:, None]) - low[:, None], 0.0)
                 less = tl.where(y > 0.0, 1.0, 0.0)
                 if POWER != 1.0:
                     less = rectified_power(y, POWER - 1.0)
@@ -96,10 +97,12 @@ def _threshold_kernel(
         more = (norm - 1.0) * safe / (norm * tl.where(some, slope, 1.0))
         # Exact Newton never passes the root; what rounding adds is not followed back.
         more = tl.where(some, tl.maximum(more, 0.0), 0.0)
-        going = tl.max((more > 2.4e-7 * tl.maximum(tl.abs(tau), 1e-3)).to(tl.int32), 0)
-        tau += more
+        going = tl.max((some & (norm - 1.0 > 4.8e-7)).to(tl.int32), 0)
+        tau, low = add_pair(tau, low, more)
         step += 1
-    tl.store(TAU + line + rows, top + tau, mask=(rows >= row0) & (rows < row1))
+    inside = (rows >= row0) & (rows < row1)
+    tl.store(TAU + line + rows, tau, mask=inside)
+    tl.store(TAU + B.to(tl.int64) * H * T + line + rows, low, mask=inside)
 
 
 def entmax_thresholds(q: torch.Tensor, k: torch.Tensor, request: Request) -> Listed:
@@ -109,7 +112,8 @@ def entmax_thresholds(q: torch.Tensor, k: torch.Tensor, request: Request) -> Lis
     where, device = Positions(request, q.device), q.device
     tile = TILE if padded(d) * q.element_size() <= 512 else 32
     rows, words = triton.cdiv(t, tile), triton.cdiv(s, tile * 32)
-    tau = torch.full((b, h, t), torch.inf, dtype=torch.float32, device=device)
+    tau = torch.zeros((2, b, h, t), dtype=torch.float32, device=device)
+    tau[0] = torch.inf
     marks = torch.zeros((b * h, rows, words), dtype=torch.int32, device=device)
     power, cap = 1.0 / (request.alpha - 1.0), request.softcap
     factor = request.scale * (request.alpha - 1.0) if cap is None else request.scale / cap

@@ -44,7 +44,10 @@ ROW_COUNTS = 4
 
 
 class Listed(NamedTuple):
-    """Operands, thresholds (B, H, T) float32 with inf for rows that do not exist, and the tiles to walk, if listed."""
+    """Operands, thresholds and the tiles to walk, if listed.
+
+    ``tau``: float32 (B, H, T), inf for rows that do not exist; or (2, B, H, T), a pair whose sum it is.
+    """
 
     views: list[tuple[torch.Tensor, torch.Tensor]]
     tau: torch.Tensor
@@ -56,12 +59,12 @@ class Listed(NamedTuple):
 
 @triton.jit
 def _excess(
-    a, B, start, stop, cols, level, seen, FACTOR, CAP, D: tl.constexpr, DP: tl.constexpr, COUNT: tl.constexpr,
+    a, B, start, stop, cols, level, low, seen, FACTOR, CAP, D: tl.constexpr, DP: tl.constexpr, COUNT: tl.constexpr,
     POWER: tl.constexpr, SOFTCAP: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """max(x - level, 0) of a tile and its power; hidden pairs give 0 whatever the sign of the level."""
     s = products(a, B, start, stop, cols, D, D, DP, COUNT, True, PREC, UPCAST)
-    x = logits(s, level, FACTOR, CAP, 0.0, SOFTCAP, 0) - level
+    x = (logits(s, level, FACTOR, CAP, 0.0, SOFTCAP, 0) - level) - low
     x = tl.where(seen, tl.maximum(x, 0.0), 0.0)
     return x, rectified_power(x, POWER)
 
@@ -77,8 +80,8 @@ def _reaching(counts, w, BOUNDS_AT, AXIS: tl.constexpr, BOUND_COUNT: tl.constexp
 
 @triton.jit
 def _row_sums(
-    state, q1, q2, K1, K2, start, key1, cols, tau, lam, rows, row0, row1, key0, off, BEFORE, AFTER, LEVELS, FACTOR,
-    CAP, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr,
+    state, q1, q2, K1, K2, start, key1, cols, tau, tau_low, lam, rows, row0, row1, key0, off, BEFORE, AFTER, LEVELS,
+    FACTOR, CAP, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr,
     SOFTCAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_AFTER: tl.constexpr, BOUND_COUNT: tl.constexpr,
     COUNTERS: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -86,11 +89,45 @@ def _row_sums(
      large2, both) = state  # fmt: skip
     keys = start + tl.arange(0, BN)
     seen = visible(rows[:, None], keys[None, :], row0, row1, key0, key1, off, BEFORE, AFTER, HAS_BEFORE, HAS_AFTER)
-    x, w = _excess(q1, K1, start, key1, cols, tau[:, None], seen, FACTOR, CAP, D, DP, BN, POWER, SOFTCAP, PREC, UPCAST)
+    x, w = _excess(
+        q1,
+        K1,
+        start,
+        key1,
+        cols,
+        tau[:, None],
+        tau_low[:, None],
+        seen,
+        FACTOR,
+        CAP,
+        D,
+        DP,
+        BN,
+        POWER,
+        SOFTCAP,
+        PREC,
+        UPCAST,
+    )
     alive1 += tl.sum((x > 0.0).to(tl.int32), 1)
     if VIEWS == 2:
         y, w2 = _excess(
-            q2, K2, start, key1, cols, tau[:, None], seen, FACTOR, CAP, D, DP, BN, POWER, SOFTCAP, PREC, UPCAST
+            q2,
+            K2,
+            start,
+            key1,
+            cols,
+            tau[:, None],
+            tau_low[:, None],
+            seen,
+            FACTOR,
+            CAP,
+            D,
+            DP,
+            BN,
+            POWER,
+            SOFTCAP,
+            PREC,
+            UPCAST,
         )
         alive2 += tl.sum((y > 0.0).to(tl.int32), 1)
         both += tl.sum(((x > 0.0) & (y > 0.0)).to(tl.int32), 1)
@@ -122,8 +159,8 @@ def _rows_kernel(
     Q1, K1, Q2, K2, TAU, LAM, LEVELS, WORDS, FLOATS, COUNTS, LARGE, BOUNDS, B, H, G, T, S, BEFORE, AFTER, NI, NW,
     BLOCKS, plane, FACTOR, CAP, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     VIEWS: tl.constexpr, POWER: tl.constexpr, SOFTCAP: tl.constexpr, HAS_BEFORE: tl.constexpr,
-    HAS_AFTER: tl.constexpr, LISTED: tl.constexpr, BOUND_COUNT: tl.constexpr, COUNTERS: tl.constexpr,
-    PREC: tl.constexpr, UPCAST: tl.constexpr,
+    HAS_AFTER: tl.constexpr, LISTED: tl.constexpr, PAIR: tl.constexpr, BOUND_COUNT: tl.constexpr,
+    COUNTERS: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     plane = plane.to(tl.int64)
     nh = tl.program_id(0) // BLOCKS
@@ -143,6 +180,9 @@ def _rows_kernel(
         q2 = load_rows(Q2 + line * D, first, row1, cols, D, D, DP, BM, True)
         lam = tl.load(LAM + h)
     tau = tl.load(TAU + line + rows, mask=rows < row1, other=float("inf"))
+    tau_low = tl.zeros([BM], tl.float32)
+    if PAIR:
+        tau_low = tl.load(TAU + plane + line + rows, mask=rows < row1, other=0.0)
     start, _, _, stop = key_tiles(
         first, tl.minimum(first + BM, row1) - 1, key0, key1, off, BEFORE, AFTER, BN, HAS_BEFORE, HAS_AFTER
     )
@@ -161,13 +201,13 @@ def _rows_kernel(
                 for _ in range(bit_count(word)):
                     key = (w * 32 + first_bit(word)) * BN
                     word = word & (word - 1)
-                    state = _row_sums(state, q1, q2, K1 + k_at, K2 + k_at, key, key1, cols, tau, lam, rows, row0, row1,
-                                      key0, off, BEFORE, AFTER, LEVELS, FACTOR, CAP, D, DP, BN, VIEWS, POWER, SOFTCAP,
+                    state = _row_sums(state, q1, q2, K1 + k_at, K2 + k_at, key, key1, cols, tau, tau_low, lam, rows, row0,
+                                      row1, key0, off, BEFORE, AFTER, LEVELS, FACTOR, CAP, D, DP, BN, VIEWS, POWER, SOFTCAP,
                                       HAS_BEFORE, HAS_AFTER, BOUND_COUNT, COUNTERS, PREC, UPCAST)  # fmt: skip
     else:
         for j in range(start, stop):
-            state = _row_sums(state, q1, q2, K1 + k_at, K2 + k_at, j * BN, key1, cols, tau, lam, rows, row0, row1,
-                              key0, off, BEFORE, AFTER, LEVELS, FACTOR, CAP, D, DP, BN, VIEWS, POWER, SOFTCAP,
+            state = _row_sums(state, q1, q2, K1 + k_at, K2 + k_at, j * BN, key1, cols, tau, tau_low, lam, rows, row0,
+                              row1, key0, off, BEFORE, AFTER, LEVELS, FACTOR, CAP, D, DP, BN, VIEWS, POWER, SOFTCAP,
                               HAS_BEFORE, HAS_AFTER, BOUND_COUNT, COUNTERS, PREC, UPCAST)  # fmt: skip
     (mass, mass_low, ent, ent_low, top, support, large, mass1, low1, top1, alive1, large1, mass2, low2, top2, alive2,
      large2, both) = state  # fmt: skip
@@ -198,19 +238,56 @@ def _rows_kernel(
 
 @triton.jit
 def _column_sums(
-    state, k1, k2, Q1, Q2, start, cols, TAU, lam, keys, row0, row1, key0, key1, off, BEFORE, AFTER, FACTOR, CAP,
+    state, k1, k2, Q1, Q2, start, cols, TAU, pair, lam, keys, row0, row1, key0, key1, off, BEFORE, AFTER, FACTOR, CAP,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, VIEWS: tl.constexpr, POWER: tl.constexpr,
-    SOFTCAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_AFTER: tl.constexpr, PREC: tl.constexpr,
-    UPCAST: tl.constexpr,
+    SOFTCAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_AFTER: tl.constexpr, PAIR: tl.constexpr,
+    PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     mass, low, mass1, low1, mass2, low2 = state
     rows = start + tl.arange(0, BM)
     tau = tl.load(TAU + rows, mask=rows < row1, other=float("inf"))
+    tau_low = tl.zeros([BM], tl.float32)
+    if PAIR:
+        tau_low = tl.load(TAU + pair + rows, mask=rows < row1, other=0.0)
     seen = visible(rows[None, :], keys[:, None], row0, row1, key0, key1, off, BEFORE, AFTER, HAS_BEFORE, HAS_AFTER)
-    _, w = _excess(k1, Q1, start, row1, cols, tau[None, :], seen, FACTOR, CAP, D, DP, BM, POWER, SOFTCAP, PREC, UPCAST)
+    _, w = _excess(
+        k1,
+        Q1,
+        start,
+        row1,
+        cols,
+        tau[None, :],
+        tau_low[None, :],
+        seen,
+        FACTOR,
+        CAP,
+        D,
+        DP,
+        BM,
+        POWER,
+        SOFTCAP,
+        PREC,
+        UPCAST,
+    )
     if VIEWS == 2:
         _, w2 = _excess(
-            k2, Q2, start, row1, cols, tau[None, :], seen, FACTOR, CAP, D, DP, BM, POWER, SOFTCAP, PREC, UPCAST
+            k2,
+            Q2,
+            start,
+            row1,
+            cols,
+            tau[None, :],
+            tau_low[None, :],
+            seen,
+            FACTOR,
+            CAP,
+            D,
+            DP,
+            BM,
+            POWER,
+            SOFTCAP,
+            PREC,
+            UPCAST,
         )
         mass1, low1 = add_pair(mass1, low1, tl.sum(w, 1))
         mass2, low2 = add_pair(mass2, low2, tl.sum(w2, 1))
@@ -224,7 +301,7 @@ def _columns_kernel(
     Q1, K1, Q2, K2, TAU, LAM, WORDS, FLOATS, BOUNDS, B, H, G, T, S, BEFORE, AFTER, NI, NW, BLOCKS, plane, FACTOR, CAP,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VIEWS: tl.constexpr,
     POWER: tl.constexpr, SOFTCAP: tl.constexpr, HAS_BEFORE: tl.constexpr, HAS_AFTER: tl.constexpr,
-    LISTED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
+    LISTED: tl.constexpr, PAIR: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """``WORDS`` is the transposed bitmap: NI key tiles, NW words of row tiles."""
     plane = plane.to(tl.int64)
@@ -247,6 +324,8 @@ def _columns_kernel(
     start, _, _, stop = row_tiles(
         first, tl.minimum(first + BN, key1) - 1, row0, row1, off, BEFORE, AFTER, BM, HAS_BEFORE, HAS_AFTER
     )
+    # From the first part of the thresholds to the second.
+    pair = B.to(tl.int64) * H * T
     zero = tl.zeros([BN], tl.float32)
     state = (zero, zero, zero, zero, zero, zero)
     if LISTED:
@@ -261,14 +340,14 @@ def _columns_kernel(
                 for _ in range(bit_count(word)):
                     row = (w * 32 + first_bit(word)) * BM
                     word = word & (word - 1)
-                    state = _column_sums(state, k1, k2, Q1 + q_at, Q2 + q_at, row, cols, tau, lam, keys, row0, row1,
-                                         key0, key1, off, BEFORE, AFTER, FACTOR, CAP, D, DP, BM, VIEWS, POWER,
-                                         SOFTCAP, HAS_BEFORE, HAS_AFTER, PREC, UPCAST)  # fmt: skip
+                    state = _column_sums(state, k1, k2, Q1 + q_at, Q2 + q_at, row, cols, tau, pair, lam, keys, row0,
+                                         row1, key0, key1, off, BEFORE, AFTER, FACTOR, CAP, D, DP, BM, VIEWS, POWER,
+                                         SOFTCAP, HAS_BEFORE, HAS_AFTER, PAIR, PREC, UPCAST)  # fmt: skip
     else:
         for j in range(start, stop):
-            state = _column_sums(state, k1, k2, Q1 + q_at, Q2 + q_at, j * BM, cols, tau, lam, keys, row0, row1,
+            state = _column_sums(state, k1, k2, Q1 + q_at, Q2 + q_at, j * BM, cols, tau, pair, lam, keys, row0, row1,
                                  key0, key1, off, BEFORE, AFTER, FACTOR, CAP, D, DP, BM, VIEWS, POWER,
-                                 SOFTCAP, HAS_BEFORE, HAS_AFTER, PREC, UPCAST)  # fmt: skip
+                                 SOFTCAP, HAS_BEFORE, HAS_AFTER, PAIR, PREC, UPCAST)  # fmt: skip
     mass, low, mass1, low1, mass2, low2 = state
     inside = (keys >= key0) & (keys < key1)
     to = FLOATS + nh.to(tl.int64) * S + keys
@@ -334,7 +413,7 @@ def threshold_sums(listed: Listed, request: Request) -> dict[str, torch.Tensor]:
     lam = request.lam.float().contiguous()
     fixed = {
         **flags_of(q1), **where.flags, "BM": tile, "BN": tile, "VIEWS": count, "POWER": listed.power,
-        "SOFTCAP": listed.cap is not None, "LISTED": listed.words is not None,
+        "SOFTCAP": listed.cap is not None, "LISTED": listed.words is not None, "PAIR": listed.tau.dim() == 4,
         "num_warps": 4 if padded(d) <= 128 else 8, "num_stages": 2 if padded(d) <= 128 else 1,
     }  # fmt: skip
     numbers = (listed.factor, listed.cap or 1.0)

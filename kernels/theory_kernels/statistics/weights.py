@@ -125,28 +125,41 @@ def entmax_block(block: Block, request: Request, moments: Moments | None, work: 
     tau = torch.full_like(top, -1.0)
     tolerance = 4.0 * torch.finfo(tau.dtype).eps
     for _ in range(_NEWTON_STEPS):
-        total = torch.zeros(top.shape, dtype=torch.float64, device=top.device)
-        slope = torch.zeros_like(total)
-        for _, x in kept:
-            y = torch.sub(x, tau[..., None], out=work.take("scores", tuple(x.shape))).clamp_min_(0.0)
-            if power == 1.0:
-                total += y.sum(-1)
-                slope += count_above(y, 0.0, work.take("spare", tuple(y.shape)))
-                continue
-            less = y if power == 2.0 else y.pow(power - 1.0)
-            slope += less.sum(-1)
-            total += torch.mul(less, y, out=work.take("spare", tuple(y.shape))).sum(-1)
-        some = total > 0
-        safe = torch.where(some, total, 1.0)
-        norm = safe.pow(1.0 / power)
-        step = torch.where(some, (norm - 1.0) * safe / (norm * torch.where(some, slope, 1.0)), 0.0)
+        step, excess = _newton_step(kept, tau, power, work)
         tau = torch.where(step > 0, tau + step.to(tau.dtype), tau)
-        if not bool(((norm - 1.0 > tolerance) & some).any()):
+        if not bool((excess > tolerance).any()):
             break
+    # Once more with the origin at the threshold: its rounding, times the support, would show in the row's sum.
+    for _, x in kept:
+        x.sub_(tau[..., None])
+    step, _ = _newton_step(kept, torch.zeros_like(tau), power, work)
     for chunk, x in kept:
-        p = torch.sub(x, tau[..., None], out=work.take("scores", tuple(x.shape))).clamp_min_(0.0)
+        p = torch.sub(x, step.to(x.dtype)[..., None], out=work.take("scores", tuple(x.shape))).clamp_min_(0.0)
         part.add(chunk, _power(p, power))
     return BlockResult(part, moments=moments)
+
+
+def _newton_step(
+    kept: list[tuple[tuple[int, int], torch.Tensor]], tau: torch.Tensor, power: float, work: Workspace
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Step of tau, and the norm's excess over 1, both float64 of tau's shape; 0 for rows without keys."""
+    total = torch.zeros(tau.shape, dtype=torch.float64, device=tau.device)
+    slope = torch.zeros_like(total)
+    for _, x in kept:
+        y = torch.sub(x, tau[..., None], out=work.take("scores", tuple(x.shape))).clamp_min_(0.0)
+        spare = work.take("spare", tuple(y.shape))
+        if power == 1.0:
+            total += y.sum(-1)
+            slope += count_above(y, 0.0, spare)
+            continue
+        less = y if power == 2.0 else y.pow(power - 1.0)
+        slope += less.sum(-1)
+        total += torch.mul(less, y, out=spare).sum(-1)
+    some = total > 0
+    safe = torch.where(some, total, 1.0)
+    norm = safe.pow(1.0 / power)
+    step = (norm - 1.0) * safe / (norm * torch.where(some, slope, 1.0))
+    return torch.where(some, step, 0.0), torch.where(some, norm - 1.0, 0.0)
 
 
 def _power(x: torch.Tensor, power: float) -> torch.Tensor:
