@@ -25,7 +25,7 @@ from theory_lab.report.latex import escape as latex_escape
 from theory_lab.report.latex import to_latex
 from theory_lab.report.markdown import escape as markdown_escape
 from theory_lab.report.markdown import to_markdown
-from theory_lab.report.parts import visible
+from theory_lab.report.parts import Section, visible
 from theory_lab.settings import Budget, Settings
 from theory_lab.store import rows_to_parquet
 
@@ -109,6 +109,15 @@ def test_markdown_shows_the_text_itself(text: str) -> None:
     rendered = md.render(f"| a | b |\n|---|---|\n| {markdown_escape(text)} | x |\n")
     cells = Page(rendered).cells
     assert [html.unescape(c) for c in cells] == [visible(text).strip(), "x"]
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "- item", "12. item", "---", "===", "+ plus", "1) one", "-0.5", "# head"])
+def test_markdown_paragraphs_are_paragraphs(text: str) -> None:
+    section = Section(text, lead=(text,), settings=((text, text),))
+    rendered = MarkdownIt("commonmark").render(to_markdown(text, [section]))
+    parsed = Page(rendered)
+    assert [name for name, _ in parsed.elements] == ["h1", "h2", "p", "h3", "ul", "li"]
+    assert html.unescape(rendered).count(visible(text).strip()) == 5
 
 
 def test_markdown_tables_are_tables(folder: Path, rows: pd.DataFrame) -> None:

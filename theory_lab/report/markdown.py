@@ -7,13 +7,21 @@ from collections.abc import Iterator, Sequence
 
 from theory_lab.report.parts import Section, Table, visible
 
-#: Every character with a meaning in Markdown or HTML; the backslash takes it away.
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~&$^=:@-])")
+#: Characters that mean something in Markdown or HTML, or in an address that GitHub would make a link of; the backslash
+#: takes the meaning away.
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$@]|:(?=//)|(?<=www)\.)")
+#: What makes a list or a heading of the line that it begins.
+_BEGINS = re.compile(r"^(\d{0,9})([-+=.)])(?=[-=\s]|$)")
 
 
 def escape(text: str) -> str:
-    """The text as Markdown that shows it; a table's cell stays on its line."""
-    return _SPECIAL.sub(r"\\\1", visible(text))
+    """The text as Markdown that shows it, inside a line: in a cell, say."""
+    return _SPECIAL.sub(r"\\\1", visible(text).strip())
+
+
+def _line_of(text: str) -> str:
+    """The same for a text that begins a line."""
+    return _BEGINS.sub(r"\1\\\2", escape(text))
 
 
 def to_markdown(title: str, sections: Sequence[Section]) -> str:
@@ -24,7 +32,7 @@ def to_markdown(title: str, sections: Sequence[Section]) -> str:
 def _section(section: Section) -> Iterator[str]:
     yield from (f"## {escape(section.title)}", "")
     for text in section.lead:
-        yield from (escape(text), "")
+        yield from (_line_of(text), "")
     for table in (*section.overview, *section.tables):
         yield from _table(table)
     yield from ("### To repeat it", "")
@@ -33,14 +41,14 @@ def _section(section: Section) -> Iterator[str]:
         fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", command))]))
         yield from (f"{fence}sh", command, fence, "")
     for name, value in section.settings:
-        yield f"- {escape(name)}: {escape(value)}"
+        yield f"- {_line_of(name)}: {escape(value)}"
     yield ""
 
 
 def _table(table: Table) -> Iterator[str]:
     yield from (f"### {escape(table.title)}", "")
     if table.caption:
-        yield from (escape(table.caption), "")
+        yield from (_line_of(table.caption), "")
     yield _line(column.title for column in table.columns)
     yield "|" + "|".join(" ---: " if column.kind == "number" else " --- " for column in table.columns) + "|"
     for row in table.rows:

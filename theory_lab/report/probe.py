@@ -207,7 +207,8 @@ def _command(rows: pd.DataFrame, about: dict[str, Any]) -> str:
     for name, flag in (("device", "--device"), ("dtype", "--dtype")):
         if about.get(name):
             words += [flag, str(about[name]).removeprefix("torch.")]
-    words += ["--seed", str(settings["seed"])] if "seed" in settings else []
+    for name, flag in (("sink_eps", "--sink-eps"), ("seed", "--seed")):
+        words += [flag, str(settings[name])] if name in settings else []
     return shlex.join(words)
 
 
