@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.errors import InputError
+from theory_lab.figures.style import SHEET
 from theory_lab.reproduce.code import code_digest
 from theory_lab.reproduce.kinds import DRAWINGS
 from theory_lab.reproduce.spec import Experiment
@@ -51,9 +52,11 @@ def drawing_digest(experiment: Experiment, results: str) -> str:
     modules = DRAWINGS[experiment.draw].modules()
     printed = experiment.printed and [experiment.printed.source, experiment.printed.units, experiment.printed.rows]
     words = [experiment.title, experiment.source, experiment.caption]
-    return _digest(
-        [results, experiment.draw, experiment.options, printed, words, code_digest(modules, "theory_lab.figures")]
-    )
+    code = [
+        code_digest(modules, "theory_lab.figures"),
+        "" if experiment.is_table else SHEET.read_text(encoding="utf-8"),
+    ]
+    return _digest([results, experiment.draw, experiment.options, printed, words, code])
 
 
 def _path(digest: str) -> Path:

@@ -33,7 +33,8 @@ SEQUENTIAL = "cividis"
 #: Diverging, with a light middle.
 DIVERGING = "PuOr"
 
-_SHEET = Path(__file__).with_name("theory_lab.mplstyle")
+#: The style sheet.
+SHEET = Path(__file__).with_name("theory_lab.mplstyle")
 _DEFAULT_FONT = "DejaVu Sans"
 
 
@@ -61,7 +62,7 @@ def applied(font: str | None = None, say: Callable[[str], object] | None = None)
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        style.use(str(_SHEET))
+        style.use(str(SHEET))
         if font is not None and font != _DEFAULT_FONT:
             try:
                 # The search would log its own failure; the line of ours is enough.
