@@ -27,6 +27,8 @@ GROUPS = ("sinks", "sparsity", "entropy", "maxima", "survivors", "scores")
 
 Vectors = dict[str, Tensor]
 
+_ROW_SUMS = ("visible", "seen", "counted", "mass", "dead", "entropy", "normalized", "support")
+
 
 def parts_needed(groups: Sequence[str]) -> tuple[str, ...]:
     """What ``attention_statistics`` must compute for these groups (its argument ``need``)."""
@@ -58,15 +60,12 @@ class HeadSums:
         """Add the AttentionStatistics of a call."""
         visible = call.visible.double()
         seen, counted = visible > 0, visible > 1
-        log_n = torch.where(counted, visible, 2.0).log()
-        self._plus("visible", visible.sum(-1))
-        self._plus("seen", seen.double().sum(-1))
-        self._plus("counted", counted.double().sum(-1))
-        self._plus("mass", call.mass.sum(-1))
-        self._plus("dead", (seen & (call.mass == 0)).double().sum(-1))
-        self._plus("entropy", call.entropy.sum(-1))
-        self._plus("normalized", torch.where(counted, call.entropy / log_n, 0.0).sum(-1))
-        self._plus("support", call.support.double().sum(-1))
+        normalized = call.entropy / torch.where(counted, visible, 2.0).log()  # a lone key has entropy 0
+        rows = (visible, seen, counted, call.mass, seen & (call.mass == 0), call.entropy, normalized, call.support)
+        # One stacked sum: on a GPU, each small operation costs a launch.
+        sums = torch.stack([row.double() for row in rows]).sum(-1)
+        for name, value in zip(_ROW_SUMS, sums.unbind(), strict=True):
+            self._plus(name, value)
         self._most("maximum", call.maximum.amax(-1))
         self._near_zero("", call.near_zero)
         if call.survivors is not None:
@@ -93,8 +92,8 @@ class HeadSums:
 
     def _near_zero(self, view: str, counts: Tensor | None) -> None:
         if counts is not None:
-            for index in range(counts.shape[-1]):
-                self._plus(f"near_zero{view}_{index}", counts[..., index].double())
+            for index, count in enumerate(counts.double().unbind(-1)):
+                self._plus(f"near_zero{view}_{index}", count)
 
     def _grow(self, name: str, new: Tensor | None) -> None:
         """Add columns; later calls may see more keys than earlier ones."""
@@ -178,18 +177,13 @@ class HeadSums:
         return found
 
 
-def pack(snapshots: Sequence[Vectors]) -> list[dict[str, F64]]:
-    """Snapshots on the host, in one transfer: name -> (B, H)."""
+def pack(snapshots: Sequence[Vectors]) -> dict[str, F64]:
+    """Snapshots on the host, in one transfer: name -> (snapshots, B, H); all must have the same names."""
+    if not snapshots:
+        return {}
     tables = [torch.stack(list(snapshot.values())) for snapshot in snapshots]
-    if not tables:
-        return []
-    flat = torch.cat([table.flatten() for table in tables]).cpu().numpy()
-    found, at = [], 0
-    for snapshot, table in zip(snapshots, tables, strict=True):
-        values = flat[at : at + table.numel()].reshape(table.shape)
-        found.append(dict(zip(snapshot, values, strict=True)))
-        at += table.numel()
-    return found
+    values = torch.stack(tables, 1).cpu().numpy()
+    return dict(zip(snapshots[0], values, strict=True))
 
 
 def head_measures(

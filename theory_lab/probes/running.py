@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from theory_lab.errors import InputError
@@ -312,26 +313,27 @@ class Watched:
         import pandas as pd
 
         plan = self._plan
-        blocks = []
-        for sums, facts in zip(pack(self._snapshots), self._facts, strict=True):
-            found = head_measures(sums, near_zero=plan.near_zero, sink_keys=plan.sink_keys, groups=plan.groups)
-            found = {name: value[0] for name, value in found.items()}
-            if "sinks" not in plan.groups:
-                facts = {name: value for name, value in facts.items() if not name.startswith("g_sink")}
-            heads = len(found["visible"])
-            identity = {
-                "model": model,
-                "weights": plan.mechanism.label,
-                "text": window.text,
-                "window": window.index,
-                "start": window.start,
-                "length": facts["length"],
-                "layer": facts["layer"],
-                "head": range(heads),
-            }
-            rest = {name: value for name, value in facts.items() if name not in identity}
-            blocks.append(pd.DataFrame({**identity, **rest, **found}))
-        return pd.concat(blocks, ignore_index=True) if blocks else None
+        sums = pack(self._snapshots)
+        if not sums:
+            return None
+        found = head_measures(sums, near_zero=plan.near_zero, sink_keys=plan.sink_keys, groups=plan.groups)
+        found = {name: value[:, 0].reshape(-1) for name, value in found.items()}
+        heads = sums["visible"].shape[-1]
+        facts = {name: [fact[name] for fact in self._facts] for name in self._facts[0]}
+        if "sinks" not in plan.groups:
+            facts = {name: values for name, values in facts.items() if not name.startswith("g_sink")}
+        columns = {
+            "model": model,
+            "weights": plan.mechanism.label,
+            "text": window.text,
+            "window": window.index,
+            "start": window.start,
+            "length": np.repeat(facts.pop("length"), heads),
+            "layer": np.repeat(facts.pop("layer"), heads),
+            "head": np.tile(np.arange(heads), len(self._facts)),
+            **{name: np.repeat(values, heads) for name, values in facts.items()},
+        }
+        return pd.DataFrame({**columns, **found})
 
 
 def segment(
