@@ -61,7 +61,9 @@ def writing(what: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise no_room(what) from error
         reason = error.strerror or str(error)
-        raise StoreError(f"cache: {what}; it cannot be written ({reason}); set THEORY_LAB_CACHE to a folder that can") from error
+        raise StoreError(
+            f"cache: {what}; it cannot be written ({reason}); set THEORY_LAB_CACHE to a folder that can"
+        ) from error
 
 
 def no_room(where: Path, needed: int | None = None) -> StoreError:

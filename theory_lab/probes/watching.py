@@ -370,6 +370,7 @@ def _register(base: str) -> None:
         AttentionMaskInterface.register(name, mask_function)
 
 
+@torch.compiler.disable
 def _own_function(module: torch.nn.Module, base: str) -> Callable[..., Any]:
     """What the module would have called."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -380,12 +381,18 @@ def _own_function(module: torch.nn.Module, base: str) -> Callable[..., Any]:
     return source[0].get_interface(base, source[1])
 
 
+@torch.compiler.disable  # a compiled model breaks off here, instead of compiling the observer into its graph
+@torch.no_grad()
+def _tell(module: torch.nn.Module, *call: Any) -> None:
+    """Show a call to all who watch the module."""
+    for made in tuple(_watches.get(id(module), ())):
+        made._show(module, *call)
+
+
 def _attention_function(base: str) -> Callable[..., Any]:
     def attention(module: torch.nn.Module, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
         result = _own_function(module, base)(module, query, key, value, mask, **kwargs)
-        with torch.no_grad():
-            for made in tuple(_watches.get(id(module), ())):
-                made._show(module, base, query, key, value, mask, kwargs, result[0])
+        _tell(module, base, query, key, value, mask, kwargs, result[0])
         return result
 
     return attention
