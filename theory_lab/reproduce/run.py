@@ -263,6 +263,9 @@ def _write(
 
         with style.applied(experiment.options.get("font"), say):
             figure = DRAWINGS[experiment.draw].load()(frame, experiment)
+            # One layout serves every format: it is the slow part.
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
             for name in wanted:
                 if not name.endswith(".csv"):
                     style.save(figure, folder / name, {"title": experiment.title, "description": line})
