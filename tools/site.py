@@ -19,6 +19,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 _GUESTS = (
     "figures/**/*.png",
     "figures/**/*.csv",
+    "figures/**/*.pdf",
+    "figures/**/*.tex",
     "figures/**/*.md",
     "kernels/README.md",
     "kernels/*/README.md",
@@ -43,7 +45,7 @@ def on_config(config: Any) -> Any:
     for path in [*sorted(docs.rglob("*.md")), _ROOT / "figures" / "README.md"]:
         name = path.relative_to(docs if path.is_relative_to(docs) else _ROOT).as_posix()
         if path.exists() and name not in named:
-            sections[_SECTIONS.get(name.split("/")[0], "Guides")].append(name)
+            sections[_SECTIONS.get(name.split("/")[0], "Figures")].append(name)
     return config
 
 
