@@ -34,6 +34,8 @@ if HAS_TRITON and not HAS_CUDA:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device; skipped without one")
+    # The first product in a thread of autograd says that it makes itself a context; nothing is wrong.
+    config.addinivalue_line("filterwarnings", "ignore:Attempting to run cuBLAS:UserWarning")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -76,6 +76,8 @@ def test_compile(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
+# Inductor itself still meets what torch.jit has deprecated.
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("length", [300, 6000])
 def test_inductor(length: int, device: torch.device, triton: str) -> None:
     """The default backend of torch.compile: one graph and the same bits, without and with a screen."""
