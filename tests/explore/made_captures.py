@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from theory_lab.probes.calls import AttentionCall, Visibility
-from theory_lab.probes.maps import Captured
+from theory_lab.probes import Captured
 
 #: Tokens that would do harm if a page took them for markup.
 HOSTILE = ("<script>window.hacked=1</script>", "<img src=x onerror='window.hacked=1'>", "&amp;", "\n", "'\"")
@@ -16,13 +15,11 @@ def made(
 ) -> Captured:
     """A causal model of two key heads; one key of each layer draws attention."""
     generator = torch.Generator().manual_seed(seed)
-    calls = {}
+    pairs = []
     for layer in range(layers):
         q = torch.randn(1, heads, tokens, 8, generator=generator) + 1.0
         k = torch.randn(1, 2, tokens, 8, generator=generator)
         k[:, :, 3 + layer] += 1.0
-        calls[layer] = AttentionCall(
-            layer, f"layers.{layer}", torch.nn.Identity(), q, k, k[..., :0], 8**-0.5, None, None, Visibility(True)
-        )
-    texts = tuple(HOSTILE[i] if i < len(HOSTILE) else f" {words}{i}" for i in range(tokens))
-    return Captured(name, texts, tuple(range(tokens)), calls)
+        pairs.append((q, k))
+    texts = [HOSTILE[i] if i < len(HOSTILE) else f" {words}{i}" for i in range(tokens)]
+    return Captured.from_tensors(name, texts, pairs)

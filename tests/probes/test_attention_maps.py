@@ -166,3 +166,21 @@ def test_bad_texts_are_named() -> None:
         attention_map(model, None, 0, 0)
     with pytest.raises(InputError, match="a number of at least 0"):
         capture(model, TEXT).sparse_rows(0, 0, above=-1.0)
+
+
+def test_ones_own_tensors() -> None:
+    g = torch.Generator().manual_seed(0)
+    q, k = torch.randn(1, 4, 9, 6, generator=g), torch.randn(1, 2, 9, 6, generator=g)
+    mine = Captured.from_tensors(
+        "mine", list("abracadab"), [(q, k), (q.flip(2), k)], views=[((k.repeat(1, 2, 1, 1), k),), ()]
+    )
+    assert (mine.layers, mine.heads(1), mine.size(0)) == ((0, 1), 4, (9, 9))
+    assert mine.ids[:5] == (0, 1, 2, 0, 3)
+    want = (q[0, 3] @ k[0, 1].T * 6**-0.5).masked_fill(~torch.ones(9, 9).tril().bool(), -torch.inf).softmax(-1)
+    np.testing.assert_allclose(mine.map(0, 3).image, want.numpy(), rtol=1e-5, atol=1e-7)
+    # A second view of one's own is the one that TDA subtracts.
+    second = mine.map(0, 1, as_="tda:beta=0.1", view=2).image
+    alone = Captured.from_tensors("views", list("abracadab"), [(k.repeat(1, 2, 1, 1), k)]).map(0, 1, as_="tra:beta=0.1")
+    np.testing.assert_array_equal(second, alone.image)
+    with pytest.raises(InputError, match="for 8 tokens"):
+        Captured.from_tensors("short", list("abracada"), [(q, k)])

@@ -6,6 +6,7 @@ One forward pass captures the queries and keys of the layers; every image is the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,6 +139,60 @@ class Captured:
         self.unseen = unseen or {}
         self._normalizers: dict[tuple[int, str, int | None], torch.Tensor] = {}
         self._inputs: dict[tuple[int, str], tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = {}
+
+    @classmethod
+    def from_tensors(
+        cls,
+        name: str,
+        tokens: Sequence[str],
+        layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        *,
+        scale: float | None = None,
+        causal: bool = True,
+        views: Sequence[tuple[tuple[torch.Tensor, torch.Tensor], ...]] | None = None,
+    ) -> Captured:
+        """Queries and keys of one's own, without a model.
+
+        Parameters
+        ----------
+        name : str
+            What pictures are headed with.
+        tokens : sequence of str
+            T of them.
+        layers : sequence of (q, k)
+            (1, H, T, D) and (1, G, T, D) of each layer.
+        scale : float, optional
+            Logits are ``scale * <q, k>``; 1 / sqrt(D) by default.
+        causal : bool
+            Whether queries see no later keys.
+        views : sequence of tuples of (q, k), optional
+            Further views of each layer.
+
+        Raises
+        ------
+        InputError
+            If shapes do not fit the tokens.
+        """
+        import torch
+
+        from theory_lab.probes.calls import AttentionCall, Visibility
+
+        calls = {}
+        for layer, (q, k) in enumerate(layers):
+            for which, x in (("q", q), ("k", k)):
+                if x.ndim != 4 or x.shape[0] != 1 or x.shape[2] != len(tokens) or not x.is_floating_point():
+                    raise InputError(
+                        f"{which} of layer {layer}",
+                        f"{x.dtype} of shape {tuple(x.shape)}",
+                        f"floating (1, heads, {len(tokens)}, D) is allowed, for {len(tokens)} tokens",
+                    )
+            calls[layer] = AttentionCall(
+                layer, f"layers.{layer}", torch.nn.Identity(), q.detach(), k.detach(), k[..., :0].detach(),
+                q.shape[3] ** -0.5 if scale is None else scale, None, None, Visibility(causal),
+                () if views is None else tuple(views[layer]),
+            )  # fmt: skip
+        known = {word: number for number, word in enumerate(dict.fromkeys(tokens))}
+        return cls(name, tuple(tokens), tuple(known[word] for word in tokens), calls)
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -100,16 +100,15 @@ class Law:
         z = self.logits(score, tau)
         if self.weights == "entmax" and self.alpha > 1.0:
             return _rectified((self.alpha - 1.0) * z - normalizer, 1.0 / (self.alpha - 1.0))
-        return torch.exp(z - normalizer)
+        return z.sub_(normalizer).exp_()
 
 
 def _rectified(x: torch.Tensor, power: float) -> torch.Tensor:
-    y = torch.relu(x)
+    """max(x, 0)^power, in x's memory."""
+    x.relu_()
     if power == 1.0:
-        return y
-    if power == 2.0:
-        return y * y
-    return y.pow(power)
+        return x
+    return x.square_() if power == 2.0 else x.pow_(power)
 
 
 @dataclass(frozen=True)

@@ -161,9 +161,9 @@ export class Explorer {
   }
 
   // One scale for the panes of a group: views and their difference can be compared by eye.
-  recolor() {
+  recolor(only) {
     const { logarithmic } = this.state;
-    for (const view of this.views) {
+    for (const view of this.views.filter((one) => !only || one.pane.group === only)) {
       const group = this.views.filter((one) => one.pane.group === view.pane.group && one.picture);
       const largest = Math.max(0, ...group.map((one) => one.picture.largest));
       Object.assign(view, { dark: this.dark, logarithmic, largest });
@@ -289,8 +289,8 @@ export class Explorer {
       const { header, data } = await this.tell(() => this.ask("map", parameters));
       this.wait.textContent = "";
       if (this.state.layer !== layer || this.state.head !== head || this.state.reduce !== reduce) return;
-      view.show({ ...header, data, largest: largestOf(data) });
-      this.recolor();
+      view.picture = { ...header, data, largest: largestOf(data) };
+      this.recolor(pane.group);
       this.annotate(view);
       view.hoverAgain();
       const now = whole(view.window);

@@ -69,12 +69,7 @@ export class MapView {
     return Math.max(16, Math.min(768, Math.round(this.plot.size * this.ratio)));
   }
 
-  // picture: {rows: [a, b], columns: [a, b], shape: [R, C], data, exact}
-  show(picture) {
-    this.picture = picture;
-    this.repaint();
-  }
-
+  // Of this.picture: {rows: [a, b], columns: [a, b], shape: [R, C], data, exact}
   repaint() {
     const { picture, image } = this;
     if (picture) {
