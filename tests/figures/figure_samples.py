@@ -132,6 +132,21 @@ def _tails() -> pd.DataFrame:
     return pd.DataFrame(rows).assign(head_dim=64)
 
 
+def _features() -> pd.DataFrame:
+    answers = {"Softmax": ("no", "no"), "TRA": ("yes", "no"), "TDA": ("yes", "yes")}
+    return pd.DataFrame(
+        [
+            {"row": row, "column": column, "text": text, "margin": 0.1}
+            for row, texts in answers.items()
+            for column, text in zip(("exact zeros", "signed weights"), texts, strict=True)
+        ]
+    )
+
+
+_TABLE_1 = Printed(
+    "s", {"exact zeros": "", "signed weights": ""},
+    {"TRA": {"exact zeros": "yes", "signed weights": "yes"}, "TDA": {"exact zeros": "yes", "signed weights": "-"}},
+)  # fmt: skip
 _PASSKEY = Printed("s", {"4000": "%"}, {"Softmax": {"4000": "6"}, "TDA": {"4000": "15"}})
 
 #: Name -> (frame, experiment).
@@ -142,6 +157,7 @@ SAMPLES = {
     "phase": (_phase, experiment("phase", "phase")),
     "mechanisms": (_mechanisms, experiment("mechanisms", "mechanisms")),
     "laws": (_mechanisms, experiment("mechanisms", "mechanisms", {"families": False})),
+    "features": (_features, experiment("features", "features", {"width": "single"}, _TABLE_1)),
     "threshold": (_threshold, experiment("threshold", "threshold")),
     "speed": (_speed, experiment("benchmark", "speed", peer="FA2", mechanisms=("TRA", "TDA"), directions=("forward",))),
     "probe": (_probe, experiment("probe", "probe", {"ylabel": "gSinkRatio(1)"})),

@@ -145,7 +145,7 @@ KINDS: dict[str, Kind] = {
             "theory_lab.reproduce.compute.features:compute",
             {"mechanisms": "texts", "rows": "texts"},
             ("mechanisms", "rows"),
-            ("table",),
+            ("features", "table"),
             code=_attention_code,
         ),
         Kind(
@@ -216,6 +216,7 @@ DRAWINGS: dict[str, Drawing] = {
             "theory_lab.figures.mechanisms_plot:draw_mechanisms",
             {**_COMMON, "statistic": "text", "families": "flag"},
         ),
+        Drawing("features", "theory_lab.figures.features_plot:draw_features", _COMMON),
         Drawing("threshold", "theory_lab.figures.threshold_plot:draw_threshold", _COMMON),
         Drawing("speed", "theory_lab.figures.speed_plot:draw_speed", _COMMON),
         Drawing("probe", "theory_lab.figures.curves_plot:draw_probe", {**_COMMON, **_AXES}),
