@@ -31,7 +31,7 @@ class Lines:
 
     def start(self, cells: int, done: int, work: float) -> None:
         """See :class:`theory_lab.settings.Progress`."""
-        self._cells, self._done, self._work = cells, done, work
+        self._cells, self._done, self._work, self._worked = cells, done, work, 0.0
         self._started = self._last = time.monotonic()
         if self._every < float("inf") and cells:
             found = f", {done} of them found in the results folder" if done else ""
@@ -87,7 +87,7 @@ class Bar:
         self._bar.start()
         self._started = time.monotonic()
         self._cells, self._done, self._found = cells, done, done
-        self._bar.update(self._task, total=work, cells=self._text())
+        self._bar.update(self._task, total=work, completed=0, cells=self._text())
 
     def advance(self, finished: int, work: float) -> None:
         """See :class:`theory_lab.settings.Progress`."""
