@@ -129,6 +129,8 @@ def blocks(views: list[tuple[torch.Tensor, torch.Tensor]], request: Request) -> 
     """Every block, in a fixed order."""
     q0, k0 = views[0]
     h, g = q0.shape[1], k0.shape[1]
+    if h == 0:
+        return
     share = h // g
     see = request.see
     sizes = CPU if q0.device.type == "cpu" else GPU

@@ -36,7 +36,7 @@ from .triton_common import (
 LOG2_E = 1.4426950408889634
 # Tile shapes found on an H200.
 ROW_TILES = {"BM": 128, "BN": 64, "num_warps": 4, "num_stages": 3}
-COLUMN_TILES = {"BM": 64, "BN": 128, "num_warps": 4, "num_stages": 3}
+COLUMN_TILES = {"BM": 128, "BN": 64, "num_warps": 4, "num_stages": 3}
 
 
 @triton.jit

@@ -201,9 +201,10 @@ def _rows_kernel(
                 for _ in range(bit_count(word)):
                     key = (w * 32 + first_bit(word)) * BN
                     word = word & (word - 1)
-                    state = _row_sums(state, q1, q2, K1 + k_at, K2 + k_at, key, key1, cols, tau, tau_low, lam, rows, row0,
-                                      row1, key0, off, BEFORE, AFTER, LEVELS, FACTOR, CAP, D, DP, BN, VIEWS, POWER, SOFTCAP,
-                                      HAS_BEFORE, HAS_AFTER, BOUND_COUNT, COUNTERS, PREC, UPCAST)  # fmt: skip
+                    state = _row_sums(state, q1, q2, K1 + k_at, K2 + k_at, key, key1, cols, tau, tau_low, lam, rows,
+                                      row0, row1, key0, off, BEFORE, AFTER, LEVELS, FACTOR, CAP, D, DP, BN, VIEWS,
+                                      POWER, SOFTCAP, HAS_BEFORE, HAS_AFTER, BOUND_COUNT, COUNTERS, PREC,
+                                      UPCAST)  # fmt: skip
     else:
         for j in range(start, stop):
             state = _row_sums(state, q1, q2, K1 + k_at, K2 + k_at, j * BN, key1, cols, tau, tau_low, lam, rows, row0,
