@@ -43,7 +43,7 @@ def _problem(kind: str, batch: int, t: int, d: int, seed: int, device: torch.dev
 
 @pytest.mark.parametrize("kind", ["plain", "zeros", "outlier", "scales", "sparse"])
 def test_active_set_small(kind: str, device: torch.device, triton: str, poisoned: None) -> None:
-    q, k, tau = _problem(kind, 2, 70, 16, 0, device)
+    q, k, tau = _problem(kind, 1, 70, 16, 0, device)
     want = survivor_counts(q.double(), k.double(), tau, implementation="reference")
     assert want.any()
     for implementation, screen_from in FORMS:
