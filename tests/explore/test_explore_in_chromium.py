@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+import torch
 from made_captures import HOSTILE, made
 
 from theory_lab.explore import static_files
 from theory_lab.explore.server import ExplorerServer, serve_in_background
-from theory_lab.explore.session import Session
+from theory_lab.explore.session import Session, open_session
+from theory_lab.probes import Captured
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -242,6 +245,31 @@ def test_a_server_that_has_gone_is_said(page: Page) -> None:
     page.browser.execute_script("window.fetch = () => Promise.reject(new TypeError('network'))")
     page.one("[aria-label='layer 1, head 1']").click()
     until(lambda: "does not answer" in page.status())
+
+
+def test_two_models_are_aligned_by_characters(browser: Any) -> None:
+    """The second model's tokens are half as long: its windows have twice the numbers."""
+    first = made("coarse", tokens=60, layers=1)
+    fine = [part for word in first.tokens for part in (word[: len(word) // 2], word[len(word) // 2 :])]
+    q, k = (torch.randn(1, heads, len(fine), 8) for heads in (4, 2))
+    running = serve_in_background(open_session(first, compare=Captured.from_tensors("fine", fine, [(q, k)])))
+    try:
+        page = Page(browser)
+        page.open(running.url)
+        page.wheel(0.5, 0.5, -400)
+        page.settled()
+        asked = browser.execute_script(
+            "return performance.getEntriesByType('resource').map((one) => one.name).filter((one) => one.includes('/map?'))"
+        )
+        windows = {}
+        for address in asked:
+            words = dict(parse_qsl(urlsplit(address).query))
+            windows[words["pane"]] = [int(x) for x in words["rows"].split(",")]
+        assert windows["p0"] != [0, 60]
+        assert [abs(b - 2 * a) <= 2 for a, b in zip(windows["p0"], windows["p1"], strict=True)] == [True, True]
+    finally:
+        running.shutdown()
+        running.server_close()
 
 
 def test_the_widgets_module_draws_in_a_notebooks_place(browser: Any, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import { Queue, widgetTransport } from "./transport.js";
 
 const LEAST_WINDOW = 8;
 const THUMBNAIL = 40;
+const LEAST_PANE = 310;
 
 export class Explorer {
   constructor(host, ask, meta) {
@@ -124,9 +125,9 @@ export class Explorer {
     const width = this.main.clientWidth;
     if (!width) return;
     const gap = 14;
-    const across = Math.max(1, Math.min(this.views.length, Math.floor((width + gap) / (330 + gap))));
+    const across = Math.max(1, Math.min(this.views.length, Math.floor((width + gap) / (LEAST_PANE + gap))));
     const room = Math.max(280, (globalThis.innerHeight || 900) - 150);
-    const each = Math.min(width / across - gap, across === 1 ? Math.min(room, 900) : 640);
+    const each = Math.min(width / across - gap, this.views.length === 1 ? Math.min(room, 900) : 640);
     for (const view of this.views) {
       view.box.style.width = `${Math.floor(each)}px`;
       view.resize(each);
