@@ -58,7 +58,7 @@ def test_chunked_layouts(kind: str, name: str, shape: dict, options: dict, devic
 def _device_pairs() -> list[tuple]:
     pairs = [(kind, *layout) for kind in KINDS for layout in LAYOUTS]
     # In the interpreter each layout meets one kind of each way of computing.
-    few = ("softmax-capped-sinks", "entmax-1.25", "tra-negative", "tda", "eta-weight", "softmax", "tda-1.7")
+    few = ("softmax-capped-sinks", "entmax-1.25", "tra-negative", "eta-weight", "softmax", "tda-1.7", "tda")
     return pairs if HAS_CUDA else [(few[i], *layout) for i, layout in enumerate(LAYOUTS)]
 
 
@@ -113,7 +113,7 @@ def test_strides(layout: str, implementation: str, device: torch.device, triton:
 @pytest.mark.parametrize("kind", [pytest.param("tra", marks=GPU_ONLY), "tda"])
 def test_screened_tiles(kind: str, device: torch.device, triton: str, poisoned: None) -> None:
     """Tiles are skipped only where they hold nothing: planted survivors far from the diagonal are found."""
-    size = 300 if HAS_CUDA else 100
+    size = 300 if HAS_CUDA else 70
     case = Case(kind, t=size, s=size, d=32, options={"beta": 1.0})
     tensors, options = inputs(case, device)
     for q, k in zip(tensors[::2], tensors[1::2], strict=True):
