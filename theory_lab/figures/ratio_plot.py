@@ -93,7 +93,8 @@ def _horizon(axes: Any, rho: float, first: float, last: float, color: str) -> No
         return
     axes.plot([n], [1.0], marker="o", ms=5, mfc="white", mec=color, mew=1.2, zorder=6)
     axes.annotate(f"n = {_round(n)}", (n, 1.0), xytext=(-4, 4), textcoords="offset points", fontsize=6.8,
-                  color=color, va="bottom", ha="right")  # fmt: skip
+                  color=color, va="bottom", ha="right", zorder=7,
+                  bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.6})  # fmt: skip
 
 
 def _round(n: float) -> str:
