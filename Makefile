@@ -13,7 +13,9 @@ WORKERS ?= 2
 check: $(VENV)/.core
 	$(BIN)/theory-lab check --controls-ok --plot check.png || test $$? -eq 1
 
+# Without a network the tests that need the model are skipped, and say so.
 test: $(VENV)/.test
+	$(BIN)/theory-lab models fetch smollm2-135m || echo "offline? tests of smollm2-135m will be skipped"
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 lint: $(VENV)/.dev

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from theory_lab.render import _console, _table
 
@@ -101,7 +101,7 @@ def _columns(summary: pd.DataFrame, result: ProbeResult) -> list[tuple[str, str]
 def _cell(part: pd.DataFrame, name: str) -> str:
     if name not in part.index:
         return "-"
-    row = part.loc[name]
+    row: Any = part.loc[name]
     text = short(row.estimate)
     if any(name.startswith(prefix) for prefix in _WITHOUT_INTERVAL) or math.isnan(row.ci_low):
         return text

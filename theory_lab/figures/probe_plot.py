@@ -121,12 +121,18 @@ def finish_axes(axes: Any) -> None:
 
 def _about(result: ProbeResult) -> str:
     texts, lengths = result.rows.text.nunique(), ", ".join(str(n) for n in result.plan.lengths)
-    return f"{result.model}, weights {result.plan.mechanism.label}, {texts} texts, lengths {lengths}"
+    return f"{model_name(result.model)}, weights {result.plan.mechanism.label}, {texts} texts, lengths {lengths}"
+
+
+def model_name(model: str) -> str:
+    """A model's name without the folders around it."""
+    path = Path(model)
+    return path.name if path.is_absolute() else model
 
 
 def _title(result: ProbeResult) -> str:
-    weights = result.plan.mechanism.label
-    return result.model if weights == "model" else f"{result.model}, weights of {weights}"
+    weights, model = result.plan.mechanism.label, model_name(result.model)
+    return model if weights == "model" else f"{model}, weights of {weights}"
 
 
 def _save(figure: Any, path: str, result: ProbeResult) -> bool:
@@ -177,14 +183,18 @@ def _draw_sinks(axes: Any, result: ProbeResult, title: str = "") -> None:
         )
     low = (model.estimate - model.ci_low).fillna(0).clip(lower=0)
     high = (model.ci_high - model.estimate).fillna(0).clip(lower=0)
-    certain = model.ci_low.notna().any()
-    label = "all heads, 95% interval over texts" if certain else "all heads (one text: no interval)"
-    axes.errorbar(model.length, model.estimate, yerr=[low, high], color=_BLUE, marker="o", ms=5, lw=1.8, capsize=3,
-                  label=label, zorder=3)  # fmt: skip
+    style = {"color": _BLUE, "marker": "o", "ms": 5, "lw": 1.8, "zorder": 3}
+    if model.ci_low.notna().any():
+        label = "all heads, 95% interval over texts"
+        axes.errorbar(model.length, model.estimate, yerr=[low, high], capsize=3, label=label, **style)
+    else:
+        axes.plot(model.length, model.estimate, label="all heads (one text: no interval)", **style)
     axes.plot(uniform.index, uniform.to_numpy(), color=_BLACK, ls="--", lw=1.4, marker="_" if single else None,
               label="equal weights", zorder=2)  # fmt: skip
     axes.set_xscale("log", base=2)
-    axes.set_xticks(list(uniform.index), [f"{n:,}" for n in uniform.index])
+    every = max(1, -(-len(uniform) // 8))
+    shown = list(uniform.index)[::-1][::every]
+    axes.set_xticks(shown, [f"{n:,}" for n in shown])
     axes.minorticks_off()
     axes.set_yscale("log")
     lowest = min(float(uniform.min()), float(layers.estimate[layers.estimate > 0].min()))
@@ -285,7 +295,7 @@ def _by_layer(axes: Any, result: ProbeResult, lines: list[tuple[str, str, str, s
 
 
 def _worth(rows: pd.DataFrame, name: str) -> bool:
-    return name in rows and rows[name].notna().any() and not (rows[name].fillna(0) == 0).all()
+    return bool(name in rows and rows[name].notna().any() and not (rows[name].fillna(0) == 0).all())
 
 
 def _heads(result: ProbeResult, path: str) -> bool:

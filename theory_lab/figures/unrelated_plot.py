@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from theory_lab.errors import StoreError
-from theory_lab.figures.probe_plot import finish_axes, new_figure, save_figure, validate_plot
+from theory_lab.figures.probe_plot import finish_axes, model_name, new_figure, save_figure, validate_plot
 
 if TYPE_CHECKING:
     from theory_lab.probes.unrelated import UnrelatedResult
@@ -36,7 +36,8 @@ def plot_unrelated(result: UnrelatedResult, path: str) -> list[str]:
     d = result.head_dim
     figure = new_figure(11.5, 7.8)
     figure.suptitle(
-        f"{result.model}: cosines of unrelated tokens, d = {d}, T = {result.length:,}, {len(result.texts)} texts",
+        f"{model_name(result.model)}: cosines of unrelated tokens, d = {d}, T = {result.length:,}, "
+        f"{len(result.texts)} texts",
         fontsize=11, x=0.01, ha="left",
     )  # fmt: skip
     grid = figure.subplots(2, 2)
@@ -53,7 +54,7 @@ def plot_unrelated(result: UnrelatedResult, path: str) -> list[str]:
     survivors = result.rows.survivors.to_numpy()
     allowed = f"Survivors a row, beta = {result.beta:g}; {result.kappa:g} is allowed"
     _draw_heads(figure, grid[1][1], result, survivors, allowed, result.kappa)
-    save_figure(figure, str(target), f"{result.model}, unrelated tokens of {', '.join(result.texts)}")
+    save_figure(figure, str(target), f"{model_name(result.model)}, unrelated tokens of {', '.join(result.texts)}")
     return [str(target)]
 
 

@@ -199,7 +199,7 @@ def checked_sources(text: str | Text | Sequence[str | Text] | None) -> list[Text
     given = [text] if isinstance(text, (str, Text)) else list(text)
     if not given:
         raise InputError("text", "nothing", "at least one text is needed")
-    found = []
+    found: list[Text] = []
     for index, item in enumerate(given):
         name = "text" if len(given) == 1 else f"text {index + 1}"
         made = item if isinstance(item, Text) else texts.as_text(name, item)

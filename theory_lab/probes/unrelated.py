@@ -245,6 +245,7 @@ class _Meeting:
             rows = np.maximum(rows, 1) if causal else (u[:SAMPLES] * size).astype(np.int64)
             keys = (u[SAMPLES:] * (rows if causal else size)).astype(np.int64)
             self._pairs = torch.from_numpy(rows).to(q.device), torch.from_numpy(keys).to(q.device)
+        assert self._pairs is not None
         rows_at, keys_at = self._pairs
         left = torch.nn.functional.normalize(q[:, rows_at].float(), dim=-1)
         right = torch.nn.functional.normalize(k[:, keys_at].float(), dim=-1)

@@ -96,7 +96,7 @@ class Mechanism:
         kept = PLACES if self.name in ("tra", "tda") else (*PLACES, *_LOGITS)
         arguments = {name: given[name] for name in kept if name in given}
         arguments |= {"weights": self.name, **self.arguments}
-        tensors = (call.q, call.k)
+        tensors: tuple[Tensor, ...] = (call.q, call.k)
         if self.name == "tda":
             tensors += second_view(call, self.views)
         return tensors, arguments
