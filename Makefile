@@ -32,8 +32,20 @@ types: $(VENV)/.dev
 
 # Every figure and table that can be drawn here, with its numbers beside it, and their gallery; what is known is not
 # computed again. One of them: theory-lab reproduce tda.figure-survivors
-figures: $(VENV)/.core
+figures: $(VENV)/.test
 	$(BIN)/theory-lab reproduce all
+
+# The documentation as a site in site/; a warning or a dead link is an error.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# The notebooks in JupyterLab. Saving one there writes its Markdown twin too.
+lab: $(VENV)/.lab
+	$(BIN)/jupyter lab notebooks
+
+# Each .ipynb anew from its Markdown, without outputs: what is committed.
+notebooks: $(VENV)/.test
+	$(BIN)/python tools/notebooks.py
 
 # Rates of the samplers as ratios within one run; see benchmarks/README.md.
 bench: $(VENV)/.core
