@@ -57,11 +57,11 @@ $(BIN)/python:
 
 $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) torch==2.13.0
-	$(PIP) --editable '.[cli,plot,torch]'
+	$(PIP) --editable '.[cli,plot,models,report]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) --editable '.[cli,plot,triton,models]' $$($(BIN)/python tools/group.py test)
+	$(PIP) --editable '.[cli,plot,triton,models,report]' $$($(BIN)/python tools/group.py test)
 	$(PIP) --no-deps entmax
 	touch $@
 
