@@ -1,7 +1,7 @@
 """How long the explorer takes to answer: the first picture, zooms, thumbnails, at any length.
 
 Queries and keys are random, of smollm2-135m's shape (9 query heads on 3 key heads of 64): the cost of a picture hardly
-depends on their values. Each figure is the median of a few answers, and the most; run it on an otherwise idle machine.
+depends on their values. Run it on an otherwise idle machine; on a busy one only the processor's time says something.
 
     python benchmarks/explorer.py --tokens 8192 --threads 2
 """
@@ -28,13 +28,15 @@ def made(tokens: int, layers: int) -> Captured:
 
 
 def measure(name: str, ask: Callable[[int], object], repeats: int) -> None:
-    """Print the median and the largest of the times of ``ask(0), ask(1), ...``."""
-    times = []
+    """Print medians of the times of ``ask(0), ask(1), ...``: on the clock, the longest, and of the processor."""
+    walls, works = [], []
     for index in range(repeats):
-        begin = time.perf_counter()
+        wall, work = time.perf_counter(), time.process_time()
         ask(index)
-        times.append(time.perf_counter() - begin)
-    print(f"{name:<44} {statistics.median(times):8.3f} s   most {max(times):8.3f} s   of {repeats}", flush=True)
+        walls.append(time.perf_counter() - wall)
+        works.append(time.process_time() - work)
+    middle, busy = statistics.median(walls), statistics.median(works)
+    print(f"{name:<42} {middle:7.3f} s, most {max(walls):7.3f} s; processor {busy:7.3f} s; of {repeats}", flush=True)
 
 
 def main() -> None:
