@@ -259,7 +259,8 @@ def test_two_models_are_aligned_by_characters(browser: Any) -> None:
         page.wheel(0.5, 0.5, -400)
         page.settled()
         asked = browser.execute_script(
-            "return performance.getEntriesByType('resource').map((one) => one.name).filter((one) => one.includes('/map?'))"
+            "const names = performance.getEntriesByType('resource').map((one) => one.name);"
+            "return names.filter((name) => name.includes('/map?'));"
         )
         windows = {}
         for address in asked:
