@@ -224,6 +224,7 @@ class _Meeting:
             exponents=tuple(self._grid),
             need=("rows", "scores"),
         )
+        assert found.survivors is not None
         scores = found.scores[0]
         moments = {
             name: getattr(scores, name)[0].double().cpu().numpy() for name in ("count", "mean", "variance", "log_mgf")
