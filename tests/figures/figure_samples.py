@@ -38,7 +38,8 @@ def _check() -> pd.DataFrame:
 
 def _findings() -> pd.DataFrame:
     rows = _check().assign(claim="asentmax-paths", length=None, estimator="study").iloc[[0, 4, 11]]
-    return rows.assign(noise=["one", "two", "three"], assumptions=["met", "met", "control"])
+    verdicts = ["HOLDS", "INCONCLUSIVE", "VIOLATED"]
+    return rows.assign(noise=["one", "two", "three"], assumptions=["met", "met", "control"], verdict=verdicts)
 
 
 def _phase() -> pd.DataFrame:

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 _CONSTANTS = ("kappa", "beta", "sigma", "rho", "key_rho", "head_dim")
 _PANEL = 2.7  # inches
+#: Color and marker of a finding.
+_VERDICTS = {
+    "HOLDS": (style.COLORS[2], "o"),
+    "VIOLATED": (style.ALARM, "X"),
+    "INCONCLUSIVE": (style.COLORS[7], "D"),
+}
 
 
 def validate_plot_file(path: str) -> None:
@@ -127,12 +133,11 @@ def _draw_findings(axes: Any, rows: pd.DataFrame, claim_id: str, handles: dict[s
     places = range(len(rows) - 1, -1, -1)
     for place, record in zip(places, rows.itertuples(), strict=True):
         row: Any = record
-        bad = row.verdict == "VIOLATED"
-        color = style.ALARM if bad else style.COLORS[2]
+        color, marker = _VERDICTS[row.verdict]
         axes.hlines(place, 0, row.excess, color=color, lw=1.0)
-        label = ("VIOLATED" if bad else "HOLDS") + (", control" if row.control else "")
+        label = row.verdict + (", control" if row.control else "")
         handles[label] = axes.scatter(
-            [row.excess], [place], marker="X" if bad else "o", s=18, linewidths=0.9, edgecolors=color,
+            [row.excess], [place], marker=marker, s=18, linewidths=0.9, edgecolors=color,
             facecolors="white" if row.control else color, zorder=3,
         )  # fmt: skip
         if row.ci_high > row.ci_low:
