@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,12 +12,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from probe_cases import WORDS, map_measures, tiny_llama  # noqa: E402
-from theory_kernels import attention_statistics  # noqa: E402
+from theory_kernels import attention_statistics, pooled_map  # noqa: E402
+from tiny_models import build  # noqa: E402
 
 from theory_lab.errors import InputError  # noqa: E402
 from theory_lab.probes import Text, probe, running, shipped, texts, watch  # noqa: E402  # noqa: E402
 from theory_lab.probes.accumulate import HeadSums, head_measures, pack  # noqa: E402
 from theory_lab.probes.running import segment  # noqa: E402
+from theory_lab.probes.shares import key_shares  # noqa: E402
 from theory_lab.probes.whatif import parse_mechanism  # noqa: E402
 
 TEXT = WORDS * 4
@@ -143,6 +147,69 @@ def test_what_if_weights_are_those_of_the_reference(spec: str):
             for name, count in zip(names, counts, strict=True):
                 assert part[name].to_numpy() == pytest.approx(count.numpy(), abs=0.05)  # one borderline key in 40 rows
     assert ("sparsity_2" in rows) == ("view_correlation" in rows) == spec.startswith("tda")
+
+
+@pytest.mark.parametrize("spec", ["tra:beta=0.5,kappa=2", "tda:beta=0.5,lambda=0.25,p=1"])
+def test_sink_weights_of_thresholded_weights_are_shares_of_their_rows(spec: str):
+    loaded = tiny_llama()
+    mechanism = parse_mechanism(spec)
+    found = probe(loaded, TEXT, lengths=[16, 40], as_=spec, metrics=["sinks"], sink_keys=(1, 3, 20))
+    truth = {}
+
+    def observe(call):
+        tensors, arguments = mechanism.inputs(call)
+        truth[call.layer] = pooled_map(*(x.double() for x in tensors), **arguments, resolution=40)[0].abs().numpy()
+
+    ids = torch.tensor([loaded.tokenizer(TEXT)["input_ids"][:40]])
+    with watch(loaded.model, observe), torch.inference_mode():
+        loaded.model.base_model(ids, use_cache=False)
+    for length in (16, 40):
+        for layer, maps in truth.items():
+            part = found.rows[(found.rows.length == length) & (found.rows.layer == layer)]
+            w = maps[:, :length, :length]
+            shares = w / (w.sum(-1, keepdims=True) + 1e-8)
+            for k in (1, 3, 20):
+                alpha = shares[:, k - 1 :, k - 1].mean(-1) if k <= length else np.full(4, np.nan)
+                # float32 queries and keys; a share's error is that of a weight over its row's sum
+                assert part[f"sink_weight_{k}"].to_numpy() == pytest.approx(alpha, abs=1e-4, nan_ok=True)
+    rates = found.summary().set_index(["length", "measure"]).estimate
+    assert rates[40, "sink_rate_1"] == (found.rows[found.rows.length == 40].sink_weight_1 > 0.3).mean()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_shares_of_single_keys_are_those_of_the_map(causal: bool):
+    generator = torch.Generator().manual_seed(5)
+    q, k = (torch.randn(2, h, 13, 4, generator=generator, dtype=torch.float64) for h in (4, 2))
+    q[:, :, 6] = k[:, :, 4] = 0.0
+    arguments = {"weights": "tra", "beta": torch.tensor([0.2, 0.4, 0.6, 5.0], dtype=torch.float64), "causal": causal}
+    arguments |= {"window": 7, "query_offset": 2 if causal else 0, "lengths": torch.tensor([13, 9])}
+    maps = pooled_map(q, k, **arguments, resolution=13)
+    found = attention_statistics(q, k, **arguments)
+    truth = (maps / (maps.sum(-1, keepdim=True) + 1e-8)).sum(-2)
+    assert torch.allclose(key_shares((q, k), arguments, range(13), found.visible, found.mass), truth, 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_uniform_baseline_of_an_encoder_with_windows(attention: str):
+    model = build("modernbert", attention)
+    loaded = SimpleNamespace(**{**vars(tiny_llama()), "model": model, "layers": 3, "causal": False})
+    rows = probe(loaded, TEXT, lengths=[20], heads=[0], layers=[0, 1]).rows.set_index("layer")
+    i = np.arange(20)
+    for layer, width in ((0, 20), (1, 3)):
+        sees = np.abs(i[:, None] - i) <= width
+        assert rows.visible[layer] == sees.sum()
+        assert rows.g_sink_uniform_1[layer] == pytest.approx((sees / sees.sum(-1, keepdims=True))[:, 0].sum() / 20)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_every_backend_and_mode_gives_the_same_measures(attention: str):
+    loaded = tiny_llama()
+    plain = probe(loaded, TEXT, lengths=[20]).rows
+    loaded.model.set_attn_implementation(attention)
+    with torch.inference_mode():
+        found = probe(loaded, TEXT, lengths=[20]).rows
+    numbers = plain.select_dtypes("number").columns
+    assert np.allclose(plain[numbers], found[numbers], rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def test_results_are_kept_and_continued(tmp_path, monkeypatch):

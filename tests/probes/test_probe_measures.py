@@ -15,17 +15,19 @@ def test_uniform_baseline(length: int, value: float):
     assert measures.uniform_sink_ratio(length) == pytest.approx(value, rel=5e-3)
 
 
-@pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("k", [1, 2, 9])
-def test_uniform_baseline_is_that_of_a_uniform_map(causal: bool, window: int | None, k: int):
-    i, j = np.arange(12)[:, None], np.arange(12)
-    seen = (j <= i) if causal else np.ones((12, 12), bool)
-    if window is not None:
-        seen = seen & (np.abs(i - j) < window)
-    weights = seen / seen.sum(-1, keepdims=True)
-    ratio = float(measures.g_sink_ratio(weights.sum(0), k))
-    assert measures.uniform_sink_ratio(12, k, causal=causal, window=window) == pytest.approx(ratio)
+@pytest.mark.parametrize("window", [None, 1, 5])
+@pytest.mark.parametrize(("causal", "offset"), [(True, 0), (True, 2), (False, 0)])
+@pytest.mark.parametrize("k", [1, 2, 9, 12])
+def test_uniform_baseline_is_that_of_a_uniform_map(causal: bool, offset: int, window: int | None, k: int):
+    import torch
+    from theory_kernels import attention_statistics
+
+    nothing = torch.zeros(1, 1, 12, 4)
+    uniform = attention_statistics(nothing, nothing, causal=causal, query_offset=offset, window=window)
+    ratio = float(measures.g_sink_ratio(uniform.column_mass[0, 0], k))
+    found = measures.uniform_sink_ratio(12, k, causal=causal, window=window, offset=offset)
+    # float32 weights, summed exactly
+    assert found == pytest.approx(ratio, rel=1e-6)
 
 
 def test_g_sink_ratio_counts_signed_weights_and_leaves_dead_heads_out():

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
               help="Text to read; - is standard input. Repeatable. Default: six shipped texts.")  # fmt: skip
 @click.option("--length", multiple=True, metavar="NUMBERS",
               help="Tokens T of a sequence, such as 1024 or 64:8192:x2. Default: 64:2048:x2.")  # fmt: skip
-@click.option("--layers", multiple=True, metavar="NUMBERS", help="Layers, from 0, such as 0,5 or 0:28:+4. Default: all.")
+@click.option(
+    "--layers", multiple=True, metavar="NUMBERS", help="Layers, from 0, such as 0,5 or 0:28:+4. Default: all."
+)
 @click.option("--heads", multiple=True, metavar="NUMBERS", help="Query heads, from 0. Default: all.")
 @click.option("--metrics", multiple=True, metavar="NAMES",
               help="Of sinks, sparsity, entropy, maxima, survivors, scores. Default: all but scores.")  # fmt: skip
@@ -105,6 +107,10 @@ def _parsed(options: dict[str, Any]) -> dict[str, Any]:
         "trust_remote_code": options["trust_remote_code"],
         "out": options["out"],
     }
+    if options["model"] == "":
+        raise InputError(
+            "model", "''", "a known model, a folder, a .gguf file or a Hub id; nothing at all is smollm2-135m"
+        )
     if options["texts"].count("-") > 1:
         raise InputError("text", "-", "standard input can be read once")
     return arguments

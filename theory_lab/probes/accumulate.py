@@ -43,7 +43,7 @@ class HeadSums:
     ----------
     unit_rows : bool
         Whether every row's weights sum to one, so that weights are their own shares of the row. Of others the sink
-        weights need ``column_share`` among the statistics, and are left out without it.
+        weights need the shares that :meth:`add` takes, and are left out without them.
     """
 
     def __init__(self, *, unit_rows: bool = True) -> None:
@@ -52,12 +52,12 @@ class HeadSums:
         self._sums: Vectors = {}  # (B, H)
         self._maxima: Vectors = {}  # (B, H)
         self._minima: Vectors = {}  # (B, H)
-        self._columns: Vectors = {}  # (B, H, S) mass and share, (B, 1, S) rows
+        self._columns: Vectors = {}  # (B, H, S) mass, (B, 1, S) rows
         self._moments: list[Vectors] = []  # one a view: count, mean, square, and (B, H, M) log_mgf
         self._product: Tensor | None = None  # (B, H) sum over pairs of products of the views' deviations
 
-    def add(self, call: Any) -> None:
-        """Add the AttentionStatistics of a call."""
+    def add(self, call: Any, shares: Mapping[int, Tensor] | None = None) -> None:
+        """Add the AttentionStatistics of a call, and sums of shares (B, H) by 1-based key, always the same keys."""
         visible = call.visible.double()
         seen, counted = visible > 0, visible > 1
         normalized = call.entropy / torch.where(counted, visible, 2.0).log()  # a lone key has entropy 0
@@ -77,9 +77,9 @@ class HeadSums:
             self._plus(f"support_{number}", view.support.double().sum(-1))
             self._most(f"maximum_{number}", view.maximum.amax(-1))
             self._near_zero(f"_{number}", view.near_zero)
-        shares = call.column_mass if self.unit_rows else getattr(call, "column_share", None)
-        for name, columns in (("mass", call.column_mass), ("share", shares)):
-            self._grow(name, columns)
+        for key, share in (shares or {}).items():
+            self._plus(f"share_{key}", share)
+        self._grow("mass", call.column_mass)
         self._grow("rows", None if call.column_rows is None else call.column_rows.double()[:, None])
         self._scores(call)
         self.calls += 1
@@ -160,17 +160,17 @@ class HeadSums:
         if "mass" in self._columns:
             mass, rows = self._columns["mass"], self._columns["rows"]
             found["column_total"] = mass.sum(-1)
-            share = self._columns.get("share")
+            nothing = torch.full_like(found["visible"], torch.nan)
             for k in sink_keys:
                 here = k <= mass.shape[-1]
-                nothing = torch.full_like(found["visible"], torch.nan)
                 found[f"column_mass_{k}"] = mass[..., k - 1] if here else nothing
-                if share is not None:
-                    found[f"sink_weight_{k}"] = share[..., k - 1] / rows[..., k - 1] if here else nothing
-            if share is not None:
+                share = mass[..., k - 1] if self.unit_rows and here else self._sums.get(f"share_{k}")
+                if self.unit_rows or share is not None:
+                    found[f"sink_weight_{k}"] = share / rows[..., k - 1] if here else nothing
+            if self.unit_rows:
                 # As measures.sink_scan does it.
                 least = torch.ceil(rows.amax(-1, keepdim=True) / 4).clamp_min(1.0)
-                alphas = torch.where(rows >= least, share / rows.clamp_min(1.0), -torch.inf)
+                alphas = torch.where(rows >= least, mass / rows.clamp_min(1.0), -torch.inf)
                 top, key = alphas.max(-1)
                 found["top_key"] = (key + 1).double()
                 found["top_key_weight"] = top
@@ -242,9 +242,9 @@ def _sinks(sums: Mapping[str, F64], sink_keys: Sequence[int]) -> dict[str, npt.N
         return found
     for k in sink_keys:
         found[f"g_sink_ratio_{k}"] = measures.divide(sums[f"column_mass_{k}"], sums["column_total"])
-    if "top_key" in sums:
-        for k in sink_keys:
+        if f"sink_weight_{k}" in sums:
             found[f"sink_weight_{k}"] = sums[f"sink_weight_{k}"]
+    if "top_key" in sums:
         found["top_key"] = sums["top_key"].astype(np.int64)
         found["top_key_weight"] = sums["top_key_weight"]
     return found

@@ -52,25 +52,39 @@ def g_sink_ratio(column_mass: Numbers, k: int = 1) -> F64:
     return divide(mass[..., k - 1], mass.sum(-1))
 
 
-def uniform_sink_ratio(length: int, k: int = 1, *, causal: bool = True, window: int | None = None) -> float:
+def uniform_sink_ratio(
+    length: int, k: int = 1, *, causal: bool = True, window: int | None = None, offset: int = 0
+) -> float:
     """gSinkRatio(k) of weights that are equal over whatever a row sees.
 
     Causal: (H_T - H_{k-1}) / T with the harmonic numbers H; 0.0741 for k = 1 at T = 64, 0.00733 at 1024.
-    With a sliding window w a row sees min(i, w) keys, and key k is seen by rows k to k + w - 1. Bidirectional: 1 / T.
+    Bidirectional: 1 / T.
+
+    Parameters
+    ----------
+    length : int
+        T, rows and keys.
+    k : int
+        1-based key.
+    causal : bool
+        Row i sees keys up to i + offset; otherwise all.
+    window : int, optional
+        As for ``attention_statistics``: a causal row sees the last ``window`` of those keys, another one the keys at
+        most ``window`` away.
+    offset : int
+        Only where causal. A window that reaches w keys to both sides is offset w with window 2 w + 1.
     """
     if not 1 <= k <= length:
         return float("nan")
-    if not causal and window is None:
-        return 1.0 / length
-    rows = np.arange(k if causal else 1, length + 1)
-    if window is None:
-        return float((1.0 / rows).sum() / length)
+    last = np.arange(1, length + 1)
     if causal:
-        rows = rows[rows < k + window]
-        return float((1.0 / np.minimum(rows, window)).sum() / length)
-    rows = rows[np.abs(rows - k) < window]
-    seen = np.minimum(rows + window - 1, length) - np.maximum(rows - window + 1, 1) + 1
-    return float((1.0 / seen).sum() / length)
+        last = last + offset
+        first = last - (window - 1) if window is not None else np.ones_like(last)
+    else:
+        first, last = (last - window, last + window) if window is not None else (np.ones_like(last), last + length)
+    first, last = np.maximum(first, 1), np.minimum(last, length)
+    sees = (first <= k) & (k <= last)
+    return float((1.0 / (last - first + 1)[sees]).sum() / (first <= last).sum())
 
 
 def sink_weights(share: Numbers, column_rows: Numbers) -> F64:

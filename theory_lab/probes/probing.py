@@ -128,12 +128,11 @@ def probe(
         seed=seed,
         **numbers,
     )
-    for length in plan.lengths[-1:]:
-        warning = check_length(loaded.model, length, most)
-        if warning:
-            progress.say(warning)
-            notes.append(warning)
     cells = cells_of(loaded, plan, sources)
+    warning = check_length(loaded.model, plan.lengths[-1], most)
+    if warning:
+        progress.say(warning)
+        notes.append(warning)
     run = Run(loaded, plan, folder, progress, notes)
     try:
         return run.all(cells)

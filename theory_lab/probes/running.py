@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import inspect
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,7 @@ from theory_lab.probes.accumulate import HeadSums, Vectors, head_measures, pack,
 from theory_lab.probes.keep import ProbeFolder
 from theory_lab.probes.plan import Plan, ProbeResult
 from theory_lab.probes.positions import depends_on_length
+from theory_lab.probes.shares import key_shares
 from theory_lab.probes.texts import Text, Window
 from theory_lab.settings import Progress
 from theory_lab.streams import cell_digest
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from theory_lab.models import LoadedModel
 
 #: Changes when, and only when, the same settings would give other rows.
-_VERSION = 1
+_VERSION = 2
 
 
 class OutOfMemory(Exception):
@@ -174,7 +176,8 @@ class Run:
     def _forward(self, ids: Sequence[int], watched: Watched, seen: Any) -> None:
         self._watched = watched
         try:
-            with torch.inference_mode():
+            # Not inference mode: masks made in it are read again by every layer.
+            with torch.no_grad():
                 run_backbone(self.loaded, ids)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise OutOfMemory(_line(error)) from None
@@ -282,19 +285,11 @@ class Watched:
         start = 0
         for length in lengths:
             pieces, more = (tensors, arguments) if len(lengths) == 1 else segment(tensors, arguments, start, length)
-            sums.add(self._statistics(pieces, more))
+            found = self._statistics(pieces, more)
+            sums.add(found, self._shares(pieces, more, found))
             self._snapshots.append(sums.snapshot(self._plan.sink_keys))
-            window, causal = arguments.get("window"), arguments.get("causal", True)
-            self._facts.append(
-                {
-                    "length": length,
-                    "layer": call.layer,
-                    **{
-                        f"g_sink_uniform_{k}": measures.uniform_sink_ratio(length, k, causal=causal, window=window)
-                        for k in self._plan.sink_keys
-                    },
-                }
-            )
+            uniform = {f"g_sink_uniform_{k}": _uniform(arguments, length, k) for k in self._plan.sink_keys}
+            self._facts.append({"length": length, "layer": call.layer, **uniform})
             start = length
         self._progress.advance(0, self._work)
 
@@ -307,6 +302,15 @@ class Watched:
             near_zero=self._plan.near_zero if "sparsity" in self._plan.groups else (),
             need=parts_needed(self._plan.groups),
         )
+
+    def _shares(self, tensors: tuple[torch.Tensor, ...], arguments: dict[str, Any], found: Any) -> Vectors | None:
+        """Of the sink keys, where rows do not sum to one."""
+        if self._plan.mechanism.unit_rows or "sinks" not in self._plan.groups:
+            return None
+        there = [k for k in self._plan.sink_keys if k <= tensors[1].shape[2]]
+        shares = key_shares(tensors, arguments, [k - 1 for k in there], found.visible, found.mass)
+        none = torch.zeros_like(found.mass[..., 0])
+        return dict.fromkeys(self._plan.sink_keys, none) | dict(zip(there, shares.unbind(-1), strict=True))
 
     def frame(self, window: Window, model: str) -> pd.DataFrame | None:
         """The rows of the layers that are finished; None if there are none."""
@@ -334,6 +338,22 @@ class Watched:
             **{name: np.repeat(values, heads) for name, values in facts.items()},
         }
         return pd.DataFrame({**columns, **found})
+
+
+def _uniform(arguments: dict[str, Any], length: int, k: int) -> float:
+    """gSinkRatio(k) of equal weights over what the rows of a watched call see."""
+    mask = arguments.get("mask")
+    if mask is not None:
+        sees = mask[..., :length, :length].double()
+        equal = sees / sees.sum(-1, keepdim=True).clamp_min(1.0)
+        return float(measures.divide(float(equal[..., k - 1].sum()), float(equal.sum()))) if k <= length else math.nan
+    return measures.uniform_sink_ratio(
+        length,
+        k,
+        causal=arguments.get("causal", True),
+        window=arguments.get("window"),
+        offset=int(arguments.get("query_offset", 0)),  # one text a run
+    )
 
 
 def segment(

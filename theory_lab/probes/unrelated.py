@@ -200,7 +200,7 @@ class _Meeting:
         from theory_lab.probes.watching import watch
 
         self._measure = measure
-        with torch.inference_mode(), watch(self._loaded.model, self, layers=self._layers) as seen:
+        with torch.no_grad(), watch(self._loaded.model, self, layers=self._layers) as seen:
             run_backbone(self._loaded, ids)
         seen.check()
 

@@ -264,18 +264,25 @@ def _with_ends(
 def _recall(mask: Any, key: tuple[Any, ...]) -> Visibility | None:
     """What was found of this very mask before: a model hands one mask to many layers."""
     kept = getattr(_memory, "kept", {}).get(id(mask))
-    if kept is None or kept[0]() is not mask or kept[1] != (key, getattr(mask, "_version", None)):
+    if kept is None or kept[0]() is not mask or kept[1] != (key, _version(mask)):
         return None
     return kept[2]
+
+
+def _version(mask: Any) -> int | None:
+    """Changes with every write to a tensor; None where that is not counted."""
+    return None if isinstance(mask, torch.Tensor) and mask.is_inference() else getattr(mask, "_version", None)
 
 
 def _remember(mask: Any, key: tuple[Any, ...], seen: Visibility) -> None:
     if seen.mask is not None and seen.mask.untyped_storage().data_ptr() == mask.untyped_storage().data_ptr():
         return  # it would keep the mask alive
+    if isinstance(mask, torch.Tensor) and mask.is_inference():
+        return  # nothing counts what is written to it
     kept = _memory.__dict__.setdefault("kept", {})
     for dead in [name for name, entry in kept.items() if entry[0]() is None]:
         del kept[dead]
     try:
-        kept[id(mask)] = (weakref.ref(mask), (key, getattr(mask, "_version", None)), seen)
+        kept[id(mask)] = (weakref.ref(mask), (key, _version(mask)), seen)
     except TypeError:  # a kind of mask that cannot be referred to weakly
         return

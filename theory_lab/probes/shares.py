@@ -1,0 +1,86 @@
+"""Weights as shares of their rows, for single keys of mechanisms whose rows do not sum to one (TRA, TDA).
+
+Gu et al.'s sink weight is a mean of such shares. A statistic of columns alone cannot give it, as every row divides by a
+sum of its own; but a few keys' columns are cheap to compute once the rows' sums are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from theory_lab.probes.measures import SHARE_EPSILON
+
+
+def key_shares(
+    tensors: Sequence[Tensor], arguments: Mapping[str, Any], keys: Sequence[int], visible: Tensor, mass: Tensor
+) -> Tensor:
+    """sum_i |w_ik| / (sum_j |w_ij| + 1e-8) of TRA or TDA weights, for the keys k.
+
+    Parameters
+    ----------
+    tensors : (q, k) or (q, k, q2, k2)
+        As ``attention_statistics`` takes them: (B, H, T, D) and (B, G, S, D).
+    arguments : mapping
+        Its keyword arguments.
+    keys : sequence of int
+        0-based, below S.
+    visible, mass : Tensor
+        (B, H, T), of its result for the same call.
+
+    Returns
+    -------
+    Tensor, shape (B, H, keys)
+        float64.
+    """
+    q = tensors[0]
+    chosen = torch.as_tensor(list(keys), device=q.device)
+    n = visible.double().clamp_min(1.0)
+    kappa, power = arguments.get("kappa", 1.0), arguments.get("power", 2.0)
+    tau = _by_head(arguments.get("beta", 1.0), q) * (2.0 * (n / kappa).log().clamp_min(0.0) / q.shape[-1]).sqrt()
+    views = []
+    for left, right in zip(tensors[::2], tensors[1::2], strict=True):
+        cosines = _cosines(left, right[:, :, chosen], arguments.get("normalize") is not False)
+        views.append((cosines - tau[..., None]).clamp_min(0.0).pow(power))
+    w = views[0] if len(views) == 1 else (views[0] - _by_head(arguments.get("lam", 0.5), q)[..., None] * views[1]).abs()
+    seen = _sees(q, chosen, arguments) & (visible > 0)[..., None]
+    share = torch.where(seen, w, 0.0) / (mass[..., None] + SHARE_EPSILON)
+    return share.sum(-2)
+
+
+def _by_head(value: Any, q: Tensor) -> Tensor:
+    """(1, H or 1, 1)."""
+    return torch.as_tensor(value, dtype=torch.float64, device=q.device).reshape(1, -1, 1)
+
+
+def _cosines(q: Tensor, k: Tensor, normalize: bool) -> Tensor:
+    """Float64 (B, H, T, keys), multiplied in the tensors' type or float32, as the statistics are."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q, k = q.to(wide), k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], 1)
+    if normalize:
+        k = torch.nn.functional.normalize(k, dim=-1, eps=0.0).nan_to_num(0.0)
+    scores = (q @ k.transpose(-1, -2)).double()
+    if normalize:
+        norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True).double()
+        scores = scores / torch.where(norm > 0, norm, 1.0)
+    return scores
+
+
+def _sees(q: Tensor, keys: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    """Bool (B, H or 1, T, keys): which rows see the keys."""
+    offset = torch.as_tensor(arguments.get("query_offset", 0), device=q.device).reshape(-1, 1, 1, 1)
+    ahead = keys - (torch.arange(q.shape[2], device=q.device)[:, None] + offset)
+    window = arguments.get("window")
+    if arguments.get("causal", True):
+        seen = (ahead <= 0) if window is None else (ahead <= 0) & (ahead > -window)
+    else:
+        seen = torch.ones_like(ahead, dtype=torch.bool) if window is None else ahead.abs() <= window
+    for name, inside in (("key_starts", torch.ge), ("lengths", torch.lt)):
+        bound = arguments.get(name)
+        if bound is not None:
+            seen = seen & inside(keys, bound.to(q.device).reshape(-1, 1, 1, 1))
+    mask = arguments.get("mask")
+    return seen if mask is None else seen & mask[..., keys]
