@@ -47,6 +47,11 @@ def test_bad_usage(cli, tmp_path: Path) -> None:
         assert text in found.stderr
         assert "Traceback" not in found.stderr
         assert found.stderr.count("\n") == 1
+    # What only shows once it is computed is bad input as well.
+    (tmp_path / "claim.toml").write_text(SMALL.replace("tda-4.3", "tda-9.9"))
+    found = cli("reproduce", "claim.toml", "--quiet", env={"THEORY_LAB_CACHE": str(tmp_path / "cache")})
+    assert found.returncode == 2
+    assert "claim.toml, line 7, key 'settings.claims': tda-9.9" in found.stderr
 
 
 def test_gallery(make, tmp_path: Path) -> None:
@@ -66,3 +71,22 @@ def test_gallery(make, tmp_path: Path) -> None:
     (other / "README.md").write_text("# Mine\n")
     assert "left as it is" in write_gallery(other, "results")
     assert (other / "README.md").read_text() == "# Mine\n"
+
+
+def test_gallery_shows_a_users_own(make, tmp_path: Path) -> None:
+    """Their words are shown as they are written, and are neither markup nor links."""
+    hostile = "<script>alert(1)</script> ![x](http://example.org/x.png)"
+    reproduce([make(SMALL.replace('"Small"', repr(hostile)))], tmp_path, quick=True, workers=1)
+    (tmp_path / "own" / "damaged.json").write_text('{"title": 3')
+    (tmp_path / "own" / "elsewhere.json").write_text(
+        '{"title": "T", "caption": "C", "source": "S", "size": "full", "files": ["../../secret.png"]}'
+    )
+    write_gallery(tmp_path, "results")
+    page = (tmp_path / "README.md").read_text()
+    assert "## Own experiments" in page
+    assert "(own/small.png)" in page
+    assert "`theory-lab reproduce small.toml`" in page
+    assert "\\<script\\>alert(1)" in page
+    assert not re.search(r"(?<!\\)<script|(?<!\\)!\[x", page)
+    assert "secret" not in page
+    assert "docs/reproduce.md" not in page  # not beside this folder

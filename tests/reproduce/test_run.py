@@ -83,6 +83,16 @@ def test_provenance_is_inside(make, tmp_path: Path) -> None:
     assert digest in (tmp_path / "own" / "small.svg").read_text()
 
 
+def test_provenance_names_the_experiment_that_is_drawn(make, tmp_path: Path) -> None:
+    """Two experiments with the same settings share their rows, and not their names."""
+    reproduce([make()], tmp_path, quick=True, workers=1)
+    twin = make(SMALL.replace('"Small"', '"Twin"'), name="twin")
+    (outcome,) = reproduce([twin], tmp_path, quick=True, workers=1)
+    assert outcome.cached
+    assert json.loads((tmp_path / "own" / "twin.json").read_text())["experiment"] == "own.twin"
+    assert b"own.twin" in (tmp_path / "own" / "twin.png").read_bytes()
+
+
 def test_damaged_results_are_computed_again(make, tmp_path: Path) -> None:
     experiment = make()
     digest = cache.results_digest(experiment, "quick")

@@ -72,6 +72,8 @@ def test_good(tmp_path: Path) -> None:
         ('as = "bounds"', 'as = "phase"', 18, "draw.as", "known: bounds, ratio"),
         ('as = "bounds"', 'as = "bounds"\nwidth = "wide"', 19, "draw.width", "single, double"),
         ('as = "bounds"', 'as = "bounds"\nheight = "tall"', 19, "draw.height", "a finite number"),
+        ('as = "bounds"', 'as = "bounds"\nheight = -3', 19, "draw.height", "0.5 to 20 inches"),
+        ('as = "bounds"', 'as = "bounds"\nheight = 1e9', 19, "draw.height", "0.5 to 20 inches"),
         ('kind = "check"', 'kind = "check"\nseed = -1', 8, "seed", "2^63"),
         ('caption = """\\\ntwo \\\nlines"""', 'caption = ""', 4, "caption", "not empty"),
         ("[settings]\n", "[settings]\n# why\n\n", 12, "settings.claims", "in quotes"),

@@ -108,12 +108,12 @@ def _draw(
 
 
 def _code(outcomes: list[Outcome], names: set[str]) -> int:
-    """1 if something failed; 2 if something that was named itself cannot be done here."""
+    """1 if something failed; 2 for bad input, or if something that was named itself cannot be done here."""
     code = 0
     for outcome in outcomes:
         if outcome.failure:
             fail(f"{outcome.experiment.id}: {outcome.failure}")
-            code = code or 1
+            code = EXIT_USAGE if outcome.bad_input else code or 1
         elif outcome.lacking is not None and outcome.experiment.id in names:
             fail(f"{outcome.experiment.id}: {outcome.lacking.state}; {outcome.lacking.why}")
             code = EXIT_USAGE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,10 +49,10 @@ def experiments_section(source: Source, pictures: bool, say: Callable[[str], Non
         words = " ".join(
             text
             for text in (
-                captions.get(name, ""),
+                captions.get(name) or str(entry.get("caption", "")),
                 "Quick size." if entry["size"] == "quick" else "",
                 f"Source: {entry['source']}.",
-                f"theory-lab reproduce {name}{' --quick' if entry['size'] == 'quick' else ''}",
+                f"theory-lab reproduce {_asked(name)}{' --quick' if entry['size'] == 'quick' else ''}",
             )
             if text
         )
@@ -74,10 +75,24 @@ def experiments_section(source: Source, pictures: bool, say: Callable[[str], Non
         lead=(f"{count} figures and {len(tables)} tables. Papers print no intervals; those shown are of ours.",),
         pictures=tuple(shown),
         tables=tuple(tables),
-        command="theory-lab reproduce " + " ".join(str(entry["experiment"]) for entry in entries),
+        command=_command(entries),
         settings=tuple((title, distinct(name)) for name, title in
                        (("seed", "seed"), ("size", "size"), ("device", "device"), ("version", "theory-lab"))),
     )  # fmt: skip
+
+
+def _command(entries: list[dict[str, Any]]) -> str:
+    """What repeats it all, one command a size."""
+    lines = []
+    for size, flag in (("full", []), ("quick", ["--quick"])):
+        names = [_asked(str(entry["experiment"])) for entry in entries if entry["size"] == size]
+        lines += [shlex.join(["theory-lab", "reproduce", *names, *flag])] if names else []
+    return " && ".join(lines)
+
+
+def _asked(name: str) -> str:
+    """What an experiment is called on the command line: a user's own by its file."""
+    return f"{name.removeprefix('own.')}.toml" if name.startswith("own.") else name
 
 
 def _captions() -> dict[str, str]:

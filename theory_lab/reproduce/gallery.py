@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from theory_lab.reproduce.spec import Experiment, experiments
+from theory_lab.reproduce.spec import OWN, Experiment, experiments
 from theory_lab.reproduce.state import State, drawn, states
 
 _MARK = "<!-- Written by `theory-lab reproduce`; edit the captions in experiments/, not here. -->"
@@ -14,7 +16,6 @@ _HEADS = {
     "asentmax": "Adaptive-scalable entmax (ASEntmax)",
     "eta": "Elastic threshold attention (ETA)",
     "ours": "Results of this toolkit",
-    "own": "Own experiments",
 }
 
 
@@ -36,11 +37,12 @@ def write_gallery(out: Path, data: str) -> str:
 def gallery(known: dict[str, Experiment], found: dict[str, State], out: Path) -> str:
     """The page's text."""
     lines = ["# Figures and tables", "", _MARK, ""]
+    how = " [how it works](../docs/reproduce.md)." if (out / "../docs/reproduce.md").is_file() else ""
     lines += [
         "Every picture comes from one file of `experiments/` by one command, `theory-lab reproduce NAME`, and has its "
-        "numbers beside it. `theory-lab reproduce` lists them all with their state; "
-        "[how it works](../docs/reproduce.md).",
+        f"numbers beside it. `theory-lab reproduce` lists them all with their state{';' if how else '.'}{how}",
         "",
+        *_own(out),
     ]
     for folder in dict.fromkeys(e.folder for e in known.values()):
         mine = [e for e in known.values() if e.folder == folder]
@@ -64,19 +66,43 @@ def gallery(known: dict[str, Experiment], found: dict[str, State], out: Path) ->
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _own(out: Path) -> list[str]:
+    """The section of pictures drawn from a user's own files, which say themselves what they show."""
+    from theory_lab.report.markdown import escape
+
+    lines = []
+    for path in sorted((out / OWN).glob("*.json")):
+        try:
+            about = json.loads(path.read_text(encoding="utf-8"))
+            title, caption, source = (escape(str(about[name])) for name in ("title", "caption", "source"))
+            names = [name for name in about["files"] if name == Path(name).name and (path.parent / name).is_file()]
+            size = about["size"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+        lines += _show(
+            title, caption, source, size, {name: f"{OWN}/{quote(name)}" for name in names}, f"{path.stem}.toml"
+        )
+    return ["## Own experiments", "", *lines] if lines else []
+
+
 def _entry(experiment: Experiment, about: dict[str, Any]) -> list[str]:
-    files = {Path(name).suffix[1:]: f"{experiment.folder}/{name}" for name in about["files"]}
+    files = {name: f"{experiment.folder}/{name}" for name in about["files"]}
+    words = (experiment.title, experiment.caption, experiment.source)
+    return _show(*words, about["size"], files, experiment.id)
+
+
+def _show(title: str, caption: str, source: str, size: str, paths: dict[str, str], name: str) -> list[str]:
+    files = {Path(file).suffix[1:]: path for file, path in paths.items()}
     words = {"pdf": "PDF", "svg": "SVG", "csv": "numbers", "tex": "LaTeX", "md": "table"}
     links = ", ".join(f"[{words[s]}]({files[s]})" for s in ("md", "pdf", "svg", "tex", "csv") if s in files)
     picture = next((files[s] for s in ("png", "svg") if s in files), None)
-    lines = [f"### {experiment.title}", ""]
+    lines = [f"### {title}", ""]
     if picture:
-        lines += [f"![{experiment.title}]({picture})", ""]
-    size = " Quick size." if about["size"] == "quick" else ""
+        lines += [f"![{title}]({picture})", ""]
     lines += [
-        f"{experiment.caption}{size}",
+        f"{caption}{' Quick size.' if size == 'quick' else ''}",
         "",
-        f"{experiment.source}. {links}. `theory-lab reproduce {experiment.id}`",
+        f"{source.rstrip('.')}. {links}. `theory-lab reproduce {name}`",
         "",
     ]
     return lines

@@ -73,6 +73,7 @@ class Outcome:
     unchanged: bool = False
     lacking: Need | None = None
     failure: str = ""
+    bad_input: bool = False
     seconds: float = 0.0
 
 
@@ -138,6 +139,7 @@ def reproduce(
             _one(outcome, out, size, force, formats, data, workers, say, progress, head)
         except (TheoryLabError, MemoryError) as error:
             outcome.failure = str(error) or "out of memory"
+            outcome.bad_input = isinstance(error, InputError)
             say(f"{head}: failed: {outcome.failure}")
         outcome.seconds = time.perf_counter() - began
     return outcomes
@@ -189,7 +191,8 @@ def _one(
         cache.save(digest, frame, about)
         _forget(context.partial)
     else:
-        frame, about = found
+        # Another experiment may have asked for the same numbers before.
+        frame, about = found[0], {**found[1], "experiment": experiment.id}
         outcome.cached = True
     say(f"{head}: {'drawing' if not experiment.is_table else 'printing'}{' from known results' if found else ''}")
     _write(experiment, frame, about, drawing, out, wanted, say)
@@ -275,6 +278,7 @@ def _write(
         **{key: about[key] for key in ("experiment", "size", "hash", "seed", "device", "version")},
         "title": experiment.title,
         "source": experiment.source,
+        "caption": experiment.caption,
         "drawing": drawing,
         "files": sorted(wanted),
     }

@@ -14,6 +14,9 @@ from theory_lab.reproduce.printed import Printed, read_printed
 
 #: A file of this name holds a paper's tables for the audit and is no experiment.
 _TABLES = "tables.toml"
+#: The folder of what is drawn from a user's own files.
+OWN = "own"
+_TALLEST = 20.0
 
 SIZES = ("full", "quick")
 
@@ -138,6 +141,8 @@ def _draw(part: Part, kind: Kind) -> tuple[str, dict[str, Any]]:
     part.done()
     if options.get("width", "double") not in ("single", "double"):
         raise part.error("width", options["width"], "known: single, double")
+    if "height" in options and not 0.5 <= options["height"] <= _TALLEST:
+        raise part.error("height", options["height"], f"0.5 to {_TALLEST:g} inches are allowed")
     return name, options
 
 
@@ -171,7 +176,7 @@ def select(names: Sequence[str]) -> list[Experiment]:
         if name.endswith(".toml"):
             path = Path(name)
             inside = [e for e in known.values() if path.name == f"{e.name}.toml" and _same(path, e)]
-            made = inside[0] if inside else load(path, "own", name)
+            made = inside[0] if inside else load(path, OWN, name)
             if made.id in chosen and chosen[made.id].file != made.file:
                 raise InputError("experiment", name, f"its pictures would overwrite those of {chosen[made.id].file}")
             chosen[made.id] = made
