@@ -176,6 +176,24 @@ def test_click_zoom_and_hover(page: Page) -> None:
     assert not page.complaints()
 
 
+def test_views_and_their_difference_stay_in_one_row(page: Page) -> None:
+    """Also where four panes have no room beside each other."""
+    places = (
+        "return [...document.querySelectorAll('.tl-pane')].map((one) => Math.round(one.getBoundingClientRect().top))"
+    )
+    page.browser.set_window_size(1400, 1000)
+    own, *views = page.browser.execute_script(places)
+    assert len(set(views)) == 1
+    assert own < views[0]
+    try:
+        page.browser.set_window_size(2200, 1000)
+        until(lambda: len(set(page.browser.execute_script(places))) == 1)
+        page.browser.set_window_size(500, 1000)
+        until(lambda: len(set(page.browser.execute_script(places))) == 4)
+    finally:
+        page.browser.set_window_size(1400, 1000)
+
+
 def test_zooming_reads_the_right_pair(page: Page, server: ExplorerServer) -> None:
     """The value in the status line is the captured map's at the pair that it names."""
     for _ in range(6):

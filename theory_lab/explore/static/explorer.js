@@ -10,6 +10,27 @@ const LEAST_WINDOW = 8;
 const THUMBNAIL = 40;
 const LEAST_PANE = 310;
 
+// Panes that begin a row of `across`: a model's maps, and a mechanism's views and their difference, stay side by side
+// where a row has room for them.
+export function rowStarts(panes, across) {
+  const starts = new Set();
+  const same = [(a, b) => a.model === b.model, (a, b) => a.model === b.model && a.group === b.group];
+  let column = 0;
+  panes.forEach((pane, i) => {
+    for (const alike of same) {
+      if (i > 0 && alike(panes[i - 1], pane)) continue;
+      let end = i;
+      while (end < panes.length && alike(panes[end], pane)) end++;
+      if (end - i <= across && column % across && (column % across) + end - i > across) {
+        starts.add(i);
+        column = 0;
+      }
+    }
+    column++;
+  });
+  return starts;
+}
+
 export class Explorer {
   constructor(host, ask, meta) {
     this.ask = ask;
@@ -128,10 +149,12 @@ export class Explorer {
     const across = Math.max(1, Math.min(this.views.length, Math.floor((width + gap) / (LEAST_PANE + gap))));
     const room = Math.max(280, (globalThis.innerHeight || 900) - 150);
     const each = Math.min(width / across - gap, this.views.length === 1 ? Math.min(room, 900) : 640);
-    for (const view of this.views) {
-      view.box.style.width = `${Math.floor(each)}px`;
+    this.panes.style.gridTemplateColumns = `repeat(${across}, ${Math.floor(each)}px)`;
+    const starts = rowStarts(this.meta.panes, across);
+    this.views.forEach((view, i) => {
+      view.box.style.gridColumnStart = starts.has(i) ? "1" : "auto";
       view.resize(each);
-    }
+    });
     if (this.each !== each) {
       this.each = each;
       if (this.views[0].window) this.refresh();
