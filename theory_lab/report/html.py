@@ -87,10 +87,9 @@ def _section(section: Section, index: int) -> dict[str, Any]:
 
 
 def _table(table: Table, name: str, places: dict[str, str]) -> dict[str, Any]:
-    # Padding is worth three characters, and digits are wider than letters.
-    widths = [
-        3 + width * (1.2 if c.kind == "number" else 1.0) for c, width in zip(table.columns, table.widths(), strict=True)
-    ]
+    # Padding is worth three characters; digits are wider than letters, and so are a verdict's bold capitals.
+    wider = {"number": 1.2, "verdict": 1.25}
+    widths = [3 + width * wider.get(c.kind, 1.0) for c, width in zip(table.columns, table.widths(), strict=True)]
     return {
         "id": name,
         "title": visible(table.title),
