@@ -252,6 +252,8 @@ def folder_with(tmp_path: Path, **files: object) -> Path:
         ({"config__json": {}, "pytorch_model__bin": ""}, "pytorch_model.bin is a pickle"),
         ({"config__json": {"auto_map": {"AutoModel": "x.Y"}}, "model__safetensors": ""}, "asks for code of its own"),
         ({"config__json": {"text_config": {"auto_map": {"a": "b"}}}, "model__safetensors": ""}, "text_config"),
+        ({"config__json": {"attn_implementation": "somebody/kernel"}, "model__safetensors": ""}, "kernel from the Hub"),
+        ({"config__json": {}, "model__safetensors": "", "adapter_config__json": {}}, "it is an adapter"),
         ({"config__json": {}, "model__safetensors": "", "tokenizer_config__json": {"auto_map": {"a": "b"}}},
          "tokenizer_config.json asks for code"),
         ({"config__json": {}, "model__safetensors": "",

@@ -25,8 +25,9 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> dict[str, Any
     Raises
     ------
     InputError
-        If there is no configuration or no safetensors file, if weights are a pickle, if the configuration names code of
-        its own and ``trust_remote_code`` is False, or if the index names files elsewhere.
+        If there is no configuration or no safetensors file, if weights are a pickle or an adapter's, if the
+        configuration names code of its own (or a kernel of the Hub) and ``trust_remote_code`` is False, or if the index
+        names files elsewhere.
     """
     config = _read(folder, "config.json", "a folder with a config.json and safetensors weights is allowed")
     if not trust_remote_code:
@@ -36,6 +37,12 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> dict[str, Any
         if tokenizer.exists():
             for where in _code(_read(folder, tokenizer.name, ""), tokenizer.name):
                 raise _remote(folder, where)
+    if (folder / "adapter_config.json").exists():
+        raise InputError(
+            "model",
+            str(folder),
+            "it is an adapter, for another model's weights: a folder with both merged is allowed",
+        )
     weights = list(folder.glob("*.safetensors"))
     if not weights:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
@@ -83,20 +90,18 @@ def _read(folder: Path, name: str, allowed: str) -> dict[str, Any]:
 
 
 def _code(value: Any, where: str) -> Iterator[str]:
-    """Places at which a configuration, or one nested in it, names code to run."""
+    """Where and how a configuration, or one nested in it, asks for code to run."""
     if isinstance(value, dict):
         if value.get("auto_map") or value.get("custom_pipelines"):
-            yield where
+            yield f"{where} asks for code of its own (auto_map)"
         for key, inner in value.items():
+            if key.endswith("_implementation") and "/" in str(inner):
+                yield f"{where} asks for a kernel from the Hub ({key})"
             yield from _code(inner, f"{where} ({key})")
     elif isinstance(value, list):
         for inner in value:
             yield from _code(inner, where)
 
 
-def _remote(folder: Path, where: str) -> InputError:
-    return InputError(
-        "model",
-        str(folder),
-        f"its {where} asks for code of its own (auto_map): allowed with trust_remote_code, if you trust its author",
-    )
+def _remote(folder: Path, what: str) -> InputError:
+    return InputError("model", str(folder), f"its {what}: allowed with trust_remote_code, if you trust its author")
