@@ -121,3 +121,17 @@ def test_missing_font(tmp_path: Path) -> None:
         third.text(0.5, 0.5, "words")
         style.save(third, tmp_path / "c.png", {"title": "t"})
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes() == (tmp_path / "c.png").read_bytes()
+
+
+def test_a_name_that_was_moved_is_tied_to_its_line() -> None:
+    """Four series end at one value: their names stand apart, each with a line to it; a fifth is left alone."""
+    figure = style.new_figure("single", 2)
+    axes = figure.subplots()
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    style.label_ends(axes, [(0.9, f"s{i}", "black") for i in range(4)] + [(0.2, "alone", "black")])
+    heights = sorted(text.get_position()[1] for text in axes.texts)
+    assert np.diff(heights).min() > 0.05
+    assert len(axes.lines) == 4
+    assert {round(line.get_ydata()[0], 6) for line in axes.lines} == {0.9}
+    assert sorted(line.get_ydata()[1] for line in axes.lines) == heights[1:]
+    assert axes.get_xlim() == (0, 1)

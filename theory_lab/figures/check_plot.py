@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,14 +224,13 @@ def _draw_panel(
         statistic = {"survivors": "E[S], survivors a row", "consensus": "E[C], survivors of both views a row"}[
             claim.statistic
         ]
-    axes.set_xlabel("visible keys n = i + 1")
+    # Below the axis, where no line crosses it.
+    note = textwrap.fill(f"(exactly 0 at every n: {', '.join(zero)})", 56) if zero else ""
+    axes.set_xlabel(f"visible keys n = i + 1\n{note}".rstrip())
     axes.set_ylabel(_pretty(statistic))
     if axes.get_yscale() == "log":
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.minorticks_off()
-    if zero:
-        axes.text(0.02, 0.02, "exactly 0 at every n here: " + ", ".join(zero), transform=axes.transAxes, fontsize=6,
-                  color="0.35")  # fmt: skip
 
 
 def _draw_series(

@@ -34,7 +34,7 @@ def draw_speed(frame: pd.DataFrame, experiment: Experiment) -> Any:
                 # Away from the line at 1, which would cross it.
                 up = part.estimate.iloc[0] >= 1
                 axes.annotate(name, (part.length.iloc[0], part.estimate.iloc[0]), xytext=(4, 0), color=look["color"],
-                              textcoords="offset points", fontsize=6.8, va="bottom" if up else "top")  # fmt: skip
+                              textcoords="offset points", fontsize=6.8, va="bottom" if up else "center")  # fmt: skip
         style.length_axis(axes, "tokens", sorted(frame.length.unique()))
         axes.axhline(1.0, color="0.35", ls="--", lw=1.0)
         axes.set_title(direction.replace("+", " + "))

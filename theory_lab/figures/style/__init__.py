@@ -110,7 +110,8 @@ def band(axes: Any, x: Any, low: Any, high: Any, color: str) -> None:
 def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], size: float = 6.8) -> None:
     """Write each series' name beside its last point, moved apart where they would overlap.
 
-    ``ends`` holds (value, name, color) of each line's last point. Call it when limits and scales are set.
+    A thin line leads from a name that was moved to where its series ends: in gray it is all that tells. ``ends`` holds
+    (value, name, color) of each line's last point. Call it when limits and scales are set.
     """
     to_axes = axes.transData + axes.transAxes.inverted()
     inches = axes.get_window_extent().height / axes.figure.dpi
@@ -118,8 +119,14 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str, str]], size: float = 
     ordered = sorted(ends, key=lambda end: end[0])
     right = axes.get_xlim()[1]
     heights = [min(1.0, max(0.0, float(to_axes.transform((right, value))[1]))) for value, _, _ in ordered]
-    for height, (_, label, color) in zip(spread(heights, step), ordered, strict=True):
-        axes.text(1.015, height, label, color=color, fontsize=size, va="center", transform=axes.transAxes)
+    placed = spread(heights, step)
+    moved = [abs(to - at) > 0.3 * step for at, to in zip(heights, placed, strict=True)]
+    beside = 1 + 0.17 / max(axes.get_window_extent().width / axes.figure.dpi, 0.5) if any(moved) else 1.015
+    for at, to, far, (_, label, color) in zip(heights, placed, moved, ordered, strict=True):
+        axes.text(beside, to, label, color=color, fontsize=size, va="center", transform=axes.transAxes)
+        if far:
+            axes.plot([1.004, beside - 0.004], [at, to], color=color, lw=0.5, transform=axes.transAxes, clip_on=False,
+                      scalex=False, scaley=False)  # fmt: skip
 
 
 def spread(heights: Sequence[float], step: float) -> list[float]:
