@@ -226,6 +226,20 @@ def test_bad_results(make, tmp_path: Path, text: str, words: str) -> None:
     assert words in outcome.failure
 
 
+def test_results_that_are_no_text(make, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "losses.csv").write_bytes(b"row,column,value\n\xff\xfe,b,1\n")
+    (outcome,) = reproduce([make(RECORD, "losses")], tmp_path / "out", data=str(tmp_path))
+    assert "losses.csv: not UTF-8 text" in outcome.failure
+
+
+def test_a_folder_that_takes_no_files_is_said_first(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after minutes of computing."""
+    monkeypatch.setattr("theory_lab.reproduce.compute.check.compute", _never)
+    with pytest.raises(InputError, match="a folder that can be written"):
+        reproduce([make()], Path("/proc/self"), quick=True, workers=1)
+
+
 def test_code_digests(tmp_path: Path) -> None:
     """Comments and docstrings do not count; code does, and so does code that is imported."""
     import ast

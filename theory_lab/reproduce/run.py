@@ -219,8 +219,13 @@ def _wanted(experiment: Experiment, formats: Sequence[str]) -> list[str]:
 
 
 def _writable(out: Path) -> None:
+    """Before minutes go into numbers that then cannot be drawn."""
+    import tempfile
+
     try:
         out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
     except (OSError, NotADirectoryError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise InputError("out", str(out), f"a folder that can be written is needed ({why})") from None

@@ -58,16 +58,24 @@ def compute(experiment: Experiment, settings: dict[str, Any], context: Context) 
 
     path = path_of(experiment, context.data)
     keys = _SHAPES[settings.get("shape", experiment.draw)]
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        head = reader.fieldnames or []
-        missing = [name for name in (*keys, "value") if name not in head]
-        if missing:
-            raise InputError(f"{path}, line 1", ", ".join(head) or "empty", f"columns needed: {', '.join(missing)}")
-        records = [_record(row, keys, path, number) for number, row in enumerate(reader, 2)]
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            records = _records(csv.DictReader(file), keys, path)
+    except UnicodeDecodeError:
+        raise InputError(str(path), "not UTF-8 text", "a CSV file is needed") from None
+    except csv.Error as error:
+        raise InputError(str(path), f"damaged ({error})", "a CSV file is needed") from None
     if not records:
         raise InputError(f"{path}", "no rows", "at least one is needed")
     return pd.DataFrame(records)
+
+
+def _records(reader: csv.DictReader[str], keys: tuple[str, ...], path: Path) -> list[dict[str, Any]]:
+    head = reader.fieldnames or []
+    missing = [name for name in (*keys, "value") if name not in head]
+    if missing:
+        raise InputError(f"{path}, line 1", ", ".join(head) or "empty", f"columns needed: {', '.join(missing)}")
+    return [_record(row, keys, path, number) for number, row in enumerate(reader, 2)]
 
 
 def _record(row: dict[str, Any], keys: tuple[str, ...], path: Path, line: int) -> dict[str, Any]:
