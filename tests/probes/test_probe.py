@@ -201,6 +201,19 @@ def test_uniform_baseline_of_an_encoder_with_windows(attention: str):
         assert rows.g_sink_uniform_1[layer] == pytest.approx((sees / sees.sum(-1, keepdims=True))[:, 0].sum() / 20)
 
 
+def test_results_of_other_settings_do_not_mix(tmp_path):
+    loaded = tiny_llama()
+    first = probe(loaded, TEXT, lengths=[16], out=tmp_path / "kept")
+    for more in ({"sink_keys": (1, 2)}, {"as_": "tra"}, {"metrics": ["sinks"]}, {"rope_scaling": "linear:2"}):
+        probe(loaded, TEXT, lengths=[16], out=tmp_path / "kept", **more)
+    loaded.model.set_attn_implementation("eager")
+    probe(loaded, TEXT, lengths=[16], out=tmp_path / "kept")
+    assert len(list((tmp_path / "kept" / "cells").iterdir())) == 6
+    again = probe(tiny_llama(), TEXT, lengths=[16], out=tmp_path / "kept")
+    pd.testing.assert_frame_equal(again.rows, first.rows)
+    assert len(list((tmp_path / "kept" / "cells").iterdir())) == 6
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_every_backend_and_mode_gives_the_same_measures(attention: str):
     loaded = tiny_llama()
@@ -259,7 +272,8 @@ def test_a_longer_length_than_the_positions_warns_and_can_be_scaled():
     found = probe(loaded, TEXT, lengths=[48])
     assert "beyond the model's 32 positions" in found.notes[0]
     assert "yarn:2" in found.notes[0]
-    scaled = probe(tiny_llama(max_position_embeddings=32), TEXT, lengths=[16, 48], rope_scaling="dynamic:2")
+    scaled = probe(loaded, TEXT, lengths=[16, 48], rope_scaling="dynamic:2")
+    pd.testing.assert_frame_equal(probe(loaded, TEXT, lengths=[48]).rows, found.rows)  # the caller's model is as before
     assert "dynamic:2" in scaled.notes[0]
     plain = probe(tiny_llama(max_position_embeddings=32), TEXT, lengths=[16]).rows
     short = scaled.rows[scaled.rows.length == 16]
@@ -279,6 +293,7 @@ def test_a_longer_length_than_the_positions_warns_and_can_be_scaled():
         ({"as_": "trra"}, "did you mean 'tra'"),
         ({"as_": "tra:gamma=1"}, "no option of tra"),
         ({"as_": "tra:p=0.5"}, "at least 1"),
+        ({"as_": "tra:p=1,p=2"}, "p is given twice"),
         ({"rope_scaling": "yarn"}, "rope-scaling: yarn"),
         ({"near_zero": [0.0]}, "near_zero: 0.0"),
         ({"seed": -1}, "seed: -1"),
@@ -297,6 +312,9 @@ def test_an_empty_text_and_a_foreign_folder_are_refused(tmp_path):
     with pytest.raises(InputError, match="new, empty or probe results folder"):
         probe(tiny_llama(), TEXT, out=tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["other.txt"]
+    with pytest.raises(InputError, match="layers: 9"):
+        probe(tiny_llama(), TEXT, layers=[9], out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_tda_needs_a_second_view():

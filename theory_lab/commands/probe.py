@@ -93,7 +93,7 @@ def _parsed(options: dict[str, Any]) -> dict[str, Any]:
         "lengths": wholes("length"),
         "layers": wholes("layers"),
         "heads": wholes("heads"),
-        "metrics": names or None,
+        "metrics": names if options["metrics"] else None,
         "as_": options["as_"],
         "device": options["device"],
         "dtype": options["dtype"],
@@ -124,7 +124,7 @@ def _check_outputs(options: dict[str, Any]) -> None:
         from theory_lab.store import require_pyarrow
 
         require_pyarrow()
-    if options["plot"]:
+    if options["plot"] is not None:
         from theory_lab.figures.probe_plot import validate_plot
 
         validate_plot(options["plot"])

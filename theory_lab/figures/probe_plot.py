@@ -33,6 +33,8 @@ _HEATS = (
 
 def validate_plot(path: str) -> None:
     """Raise InputError unless the pictures can be written to that file, or into that (new or existing) folder."""
+    if not path:
+        raise InputError("plot", "''", f"a folder, or a file name ending in {', '.join(_SUFFIXES)}, is allowed")
     target = Path(path)
     if target.suffix.lower() in _SUFFIXES and not target.is_dir():
         validate_plot_file(path)

@@ -165,8 +165,10 @@ class HeadSums:
                 here = k <= mass.shape[-1]
                 found[f"column_mass_{k}"] = mass[..., k - 1] if here else nothing
                 share = mass[..., k - 1] if self.unit_rows and here else self._sums.get(f"share_{k}")
-                if self.unit_rows or share is not None:
-                    found[f"sink_weight_{k}"] = share / rows[..., k - 1] if here else nothing
+                if not here and (self.unit_rows or share is not None):
+                    found[f"sink_weight_{k}"] = nothing
+                elif share is not None:
+                    found[f"sink_weight_{k}"] = share / rows[..., k - 1]
             if self.unit_rows:
                 # As measures.sink_scan does it.
                 least = torch.ceil(rows.amax(-1, keepdim=True) / 4).clamp_min(1.0)

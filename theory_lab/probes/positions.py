@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from theory_lab.errors import InputError
@@ -80,6 +82,26 @@ def scale_positions(model: Any, scaling: str) -> int:
         except (KeyError, TypeError, ValueError) as error:
             raise InputError("rope-scaling", scaling, f"transformers refuses it for this model ({error})") from None
     return int(before * factor)
+
+
+@contextmanager
+def scaled_positions(model: Any, scaling: str | None) -> Iterator[int | None]:
+    """Scale a model's positions for a while, as :func:`scale_positions` does; yields their number, or None.
+
+    The model is as before at the end: it may be the caller's own, who goes on to measure it unscaled.
+    """
+    if scaling is None:
+        yield None
+        return
+    before = rotary_modules(model)
+    configs = {id(module.config): (module.config, module.config.rope_parameters) for _, _, module in before}
+    try:
+        yield scale_positions(model, scaling)
+    finally:
+        for config, parameters in configs.values():
+            config.rope_parameters = parameters
+        for parent, name, module in before:
+            setattr(parent, name, module)
 
 
 def check_length(model: Any, length: int, most: int | None) -> str | None:

@@ -16,7 +16,7 @@ from theory_lab.probes import texts
 from theory_lab.probes.accumulate import GROUPS
 from theory_lab.probes.keep import ProbeFolder
 from theory_lab.probes.plan import DEFAULT_LENGTHS, DEFAULT_MODEL, NEAR_ZERO, SINK_EPS, Plan, ProbeResult
-from theory_lab.probes.positions import check_length, scale_positions
+from theory_lab.probes.positions import check_length, scaled_positions
 from theory_lab.probes.running import Run, cells_of
 from theory_lab.probes.texts import Text
 from theory_lab.probes.whatif import Mechanism, parse_mechanism
@@ -110,36 +110,35 @@ def probe(
     groups = _groups(metrics, mechanism)
     numbers = _checked_numbers(lengths, windows, near_zero, sink_keys, sink_eps)
     sources = checked_sources(text)
-    folder = None if out is None else ProbeFolder(out)
     loaded = loaded_model(model, device, dtype, attention, trust_remote_code, progress)
-    notes: list[str] = []
-    most = loaded.max_positions
-    if rope_scaling is not None:
-        most = scale_positions(loaded.model, rope_scaling)
-        notes.append(f"rotary positions are scaled: {rope_scaling}, by transformers")
-    default = [n for n in DEFAULT_LENGTHS if most is None or n <= most]
-    plan = Plan(
-        lengths=tuple(sorted(set(lengths))) if lengths else tuple(default),
-        layers=checked_indices("layers", layers, loaded.layers),
-        heads=checked_indices("heads", heads, loaded.heads),
-        groups=groups,
-        mechanism=mechanism,
-        windows=windows,
-        seed=seed,
-        **numbers,
-    )
-    cells = cells_of(loaded, plan, sources)
-    warning = check_length(loaded.model, plan.lengths[-1], most)
-    if warning:
-        progress.say(warning)
-        notes.append(warning)
-    run = Run(loaded, plan, folder, progress, notes)
-    try:
-        return run.all(cells)
-    except BaseException:
-        if on_partial is not None and run.frames:
-            on_partial(run.result(complete=False))
-        raise
+    notes = [] if rope_scaling is None else [f"rotary positions are scaled: {rope_scaling}, by transformers"]
+    with scaled_positions(loaded.model, rope_scaling) as scaled:
+        most = scaled or loaded.max_positions
+        default = [n for n in DEFAULT_LENGTHS if most is None or n <= most]
+        plan = Plan(
+            lengths=tuple(sorted(set(lengths))) if lengths else tuple(default),
+            layers=checked_indices("layers", layers, loaded.layers),
+            heads=checked_indices("heads", heads, loaded.heads),
+            groups=groups,
+            mechanism=mechanism,
+            windows=windows,
+            seed=seed,
+            **numbers,
+        )
+        cells = cells_of(loaded, plan, sources)
+        warning = check_length(loaded.model, plan.lengths[-1], most)
+        if warning:
+            progress.say(warning)
+            notes.append(warning)
+        # Last, so that bad input leaves no folder behind.
+        folder = None if out is None else ProbeFolder(out)
+        run = Run(loaded, plan, folder, progress, notes)
+        try:
+            return run.all(cells)
+        except BaseException:
+            if on_partial is not None and run.frames:
+                on_partial(run.result(complete=False))
+            raise
 
 
 # ---- what was asked for ----------------------------------------------------------------------------------------------

@@ -242,11 +242,13 @@ def run_backbone(loaded: LoadedModel, ids: Sequence[int]) -> None:
 
 
 def fingerprint(model: Any) -> str:
-    """Hash of a model's configuration and of a sample of every parameter."""
+    """Hash of a model's configuration, its attention implementation, and a sample of every parameter."""
     found = hashlib.blake2b(digest_size=16)
     config = model.config.to_dict()
     config.pop("_name_or_path", None)
     config.pop("transformers_version", None)
+    name = getattr(model.config, "_attn_implementation", None)
+    config["attention"] = getattr(name, "base", name)  # backends differ in their last bits; a watched one has a base
     found.update(json.dumps(config, sort_keys=True, default=str).encode())
     for name, value in model.named_parameters():
         flat = value.detach().reshape(-1)
@@ -303,7 +305,9 @@ class Watched:
             need=parts_needed(self._plan.groups),
         )
 
-    def _shares(self, tensors: tuple[torch.Tensor, ...], arguments: dict[str, Any], found: Any) -> Vectors | None:
+    def _shares(
+        self, tensors: tuple[torch.Tensor, ...], arguments: dict[str, Any], found: Any
+    ) -> dict[int, torch.Tensor] | None:
         """Of the sink keys, where rows do not sum to one."""
         if self._plan.mechanism.unit_rows or "sinks" not in self._plan.groups:
             return None
@@ -317,7 +321,7 @@ class Watched:
         import pandas as pd
 
         plan = self._plan
-        sums = pack(self._snapshots)
+        sums = pack(self._snapshots[: len(self._facts)])  # an interrupt may fall between the two
         if not sums:
             return None
         found = head_measures(sums, near_zero=plan.near_zero, sink_keys=plan.sink_keys, groups=plan.groups)

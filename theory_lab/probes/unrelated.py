@@ -134,7 +134,7 @@ def unrelated_scores(
     InputError
         Fewer than two texts, or anything that a probe refuses.
     """
-    from theory_lab.probes.positions import check_length, scale_positions
+    from theory_lab.probes.positions import check_length, scaled_positions
     from theory_lab.probes.probing import checked_indices, checked_sources, loaded_model
 
     progress = progress or Silent()
@@ -148,24 +148,24 @@ def unrelated_scores(
     if len(sources) < 2:
         raise InputError("text", sources[0].name, "unrelated tokens come from two texts: give another --text")
     loaded = loaded_model(model, device, dtype, attention, trust_remote_code, progress)
-    most = loaded.max_positions if rope_scaling is None else scale_positions(loaded.model, rope_scaling)
-    warning = check_length(loaded.model, length, most)
-    if warning:
-        progress.say(warning)
     chosen = checked_indices("layers", layers, loaded.layers)
     picked = checked_indices("heads", heads, loaded.heads)
     special = texts.special_tokens(loaded.tokenizer)
     windows = [
         texts.cut(source, texts.tokenize(loaded.tokenizer, source), length, 1, seed, special)[0] for source in sources
     ]
-    meeting = _Meeting(loaded, chosen, mechanism, length, seed, progress)
-    progress.start(len(windows), 0, float((len(windows) + 1) * len(chosen)))
-    try:
-        for index, window in enumerate([windows[-1], *windows]):
-            meeting.forward(window.ids, measure=index > 0)
-            progress.advance(int(index > 0), 0.0)
-    finally:
-        progress.stop()
+    with scaled_positions(loaded.model, rope_scaling) as scaled:
+        warning = check_length(loaded.model, length, scaled or loaded.max_positions)
+        if warning:
+            progress.say(warning)
+        meeting = _Meeting(loaded, chosen, mechanism, length, seed, progress)
+        progress.start(len(windows), 0, float((len(windows) + 1) * len(chosen)))
+        try:
+            for index, window in enumerate([windows[-1], *windows]):
+                meeting.forward(window.ids, measure=index > 0)
+                progress.advance(int(index > 0), 0.0)
+        finally:
+            progress.stop()
     return meeting.result(picked, tuple(source.name for source in sources))
 
 

@@ -124,11 +124,15 @@ def parse_mechanism(text: str | None) -> Mechanism:
     words = {"eta": ("reading",), "tda": ("views",)}.get(name, ())
     arguments: dict[str, Any] = {"eta_threshold": 0.5} if name == "eta" else {}
     views = None
+    given: set[str] = set()
     for part in rest.split(",") if rest else []:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or key not in (*options, *words):
             known = ", ".join((*options, *words)) or "no options"
             raise InputError("as", text, f"'{part.strip()}' is no option of {name}; {known} can be set, as in beta=0.8")
+        if key in given:
+            raise InputError("as", text, f"{key} is given twice")
+        given.add(key)
         if key == "reading":
             if value not in ("logit", "weight"):
                 raise InputError("as", text, "reading is logit or weight")
