@@ -179,7 +179,7 @@ def test_click_zoom_and_hover(page: Page) -> None:
 def test_views_and_their_difference_stay_in_one_row(page: Page) -> None:
     """Also where four panes have no room beside each other."""
     places = (
-        "return [...document.querySelectorAll('.tl-pane')].map((one) => Math.round(one.getBoundingClientRect().top))"
+        "return [...document.querySelectorAll('.tl-map')].map((one) => Math.round(one.getBoundingClientRect().top))"
     )
     page.browser.set_window_size(1400, 1000)
     own, *views = page.browser.execute_script(places)

@@ -129,7 +129,9 @@ export class Explorer {
     note.type = "button";
     note.hidden = true;
     note.addEventListener("click", () => this.fetch(view, "all"));
-    head.append(element(document, "h2", "", pane.label), bar);
+    const name = element(document, "h2", "", pane.label);
+    name.title = pane.label;
+    head.append(name, bar);
     box.append(head);
     const view = new MapView(box, pane, {
       onMove: (window) => this.move(this.toBase(pane.model, window)),
