@@ -286,7 +286,8 @@ def test_a_longer_length_than_the_positions_warns_and_can_be_scaled():
     [
         ({"lengths": [0]}, "lengths: 0"),
         ({"lengths": [5000]}, "has 632 tokens: ask for at most 632"),
-        ({"lengths": [200], "windows": 4}, "200 in 4 windows"),
+        ({"lengths": [200], "windows": 4}, "200 in 4 windows.* at most 158, or for at most 3 windows, or give"),
+        ({"lengths": [2], "windows": 999}, "ask for at most 316 windows, or give a longer text"),
         ({"layers": [2]}, "layers: 2; the model has 2"),
         ({"heads": [-1]}, "heads: -1"),
         ({"metrics": ["sink"]}, "metrics: sink"),

@@ -155,11 +155,15 @@ def cut(
     if len(tokens) < own * count:
         whole = len(tokens) + len(front) + len(back)
         most = len(tokens) // count + len(front) + len(back)
-        many = f" in {count} windows" if count > 1 else ""
+        many, fewer = "", ""
+        if count > 1:
+            many, fewer = f" in {count} windows", f" or for at most {len(tokens) // own:,} windows,"
+        shorter = f"at most {most:,}," if most > len(front) + len(back) else ""
+        ask = f"{shorter}{fewer}".removeprefix(" or for ")
         raise InputError(
             "length",
             f"{length}{many}",
-            f"the text '{text.name}' has {whole:,} tokens: ask for at most {most:,}, or give a longer text",
+            f"the text '{text.name}' has {whole:,} tokens: ask for {ask} or give a longer text",
         )
     starts = [0]
     if count > 1:
