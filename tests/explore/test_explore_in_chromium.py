@@ -291,6 +291,31 @@ def test_two_models_are_aligned_by_characters(browser: Any) -> None:
         running.server_close()
 
 
+def test_a_second_model_that_read_less_and_drops_spaces(browser: Any) -> None:
+    """It shows what it has; where it has nothing it says so; letters are aligned, whatever becomes of spaces."""
+    first = made("spaced", tokens=80, layers=1)
+    words = ["[CLS]", *(word.strip() for word in first.tokens[:50]), "[SEP]"]
+    q, k = (torch.randn(1, heads, len(words), 8) for heads in (4, 2))
+    running = serve_in_background(open_session(first, compare=Captured.from_tensors("bare", words, [(q, k)])))
+    try:
+        page = Page(browser)
+        page.open(running.url)
+        until(lambda: page.colors(1) > 10)
+        page.point(0.2, 0.52)
+        text = until(lambda: page.status().startswith("query ") and page.status())
+        query = int(text.split()[1])
+        page.point(0.2, 0.52, pane=1)
+        until(lambda: page.status().startswith("query ") and page.status() != text)
+        assert abs(int(page.status().split()[1]) - query - 1) <= 1  # one further, for [CLS]
+        for _ in range(8):
+            page.wheel(0.98, 0.98, -400)
+        until(lambda: "read less of the text" in page.browser.find_elements(By.CSS_SELECTOR, ".tl-note")[1].text)
+        assert not page.complaints()
+    finally:
+        running.shutdown()
+        running.server_close()
+
+
 def test_the_widgets_module_draws_in_a_notebooks_place(browser: Any, tmp_path: Path) -> None:
     """The same modules behind a widget's channel, whose answers are canned here."""
     session = Session([made(tokens=40)])

@@ -10,6 +10,16 @@ const LEAST_WINDOW = 8;
 const THUMBNAIL = 40;
 const LEAST_PANE = 310;
 
+// How many letters of the text each token stands for: tokenizers differ in what they do with spaces, and tell by a
+// ## or by a space where a word goes on; special tokens stand for none.
+export function letters(words) {
+  const pieces = !words.some((word) => /^\s\S/u.test(word));
+  return words.map((word) => {
+    if (/^(\[[A-Z]+\]|<\|?[\w-]+\|?>)$/u.test(word)) return 0;
+    return (pieces ? word.replace(/^##(?=.)/u, "") : word).replace(/\s+/gu, "").length;
+  });
+}
+
 // Panes that begin a row of `across`: a model's maps, and a mechanism's views and their difference, stay side by side
 // where a row has room for them.
 export function rowStarts(panes, across) {
@@ -269,7 +279,10 @@ export class Explorer {
     const [a, b] = [this.lengths(from), this.lengths(to)];
     const low = Math.max(0, Math.min(Math.floor(at), a.length - 2));
     const characters = a[low] + (at - low) * (a[low + 1] - a[low]);
-    let [left, right] = [0, b.length - 1];
+    const [last, end] = [b.length - 1, b.at(-1)];
+    if (characters <= 0) return 0; // special tokens of the beginning are in sight
+    if (characters >= end) return last + ((characters - end) * last) / Math.max(1, end); // or it read less of the text
+    let [left, right] = [0, last];
     while (right - left > 1) {
       const middle = (left + right) >> 1;
       if (b[middle] <= characters) left = middle;
@@ -283,7 +296,7 @@ export class Explorer {
     const one = this.meta.models[model];
     if (!one.lengths) {
       one.lengths = [0];
-      for (const word of one.words) one.lengths.push(one.lengths.at(-1) + word.length);
+      for (const length of letters(one.words)) one.lengths.push(one.lengths.at(-1) + length);
     }
     return one.lengths;
   }
@@ -306,10 +319,20 @@ export class Explorer {
       view.draw();
       return;
     }
+    if (!visible(view.window, layer)) {
+      view.picture = null;
+      view.note.textContent = "this model read less of the text";
+      view.note.hidden = false;
+      view.draw();
+      return;
+    }
     const urgency = { quick: 0, fine: 5, all: 1 }[quality];
     this.queue.put(`map ${pane.id}`, urgency, async () => {
       const { layer, head, reduce } = this.state;
-      const { rows, columns } = whole(view.window);
+      const size = this.layerOf(pane.model);
+      const window = size && visible(view.window, size);
+      if (!window) return;
+      const { rows, columns } = window;
       const parameters = { pane: pane.id, layer, head, reduce, rows, columns, resolution: view.resolution, quality };
       this.wait.textContent = quality === "quick" ? "" : "computing every pair…";
       const { header, data } = await this.tell(() => this.ask("map", parameters));
@@ -319,8 +342,8 @@ export class Explorer {
       this.recolor(pane.group);
       this.annotate(view);
       view.hoverAgain();
-      const now = whole(view.window);
-      const same = `${now.rows} ${now.columns}` === `${rows} ${columns}`;
+      const now = visible(view.window, size);
+      const same = now && `${now.rows} ${now.columns}` === `${rows} ${columns}`;
       if (!header.exact && header.soon && quality === "quick" && same) this.fetch(view, "fine");
     });
   }
@@ -413,9 +436,11 @@ function within([begin, end], size) {
   return [start, start + length];
 }
 
-function whole({ rows, columns }) {
-  const out = ([begin, end]) => [Math.max(0, Math.floor(begin + 1e-9)), Math.ceil(end - 1e-9)];
-  return { rows: out(rows), columns: out(columns) };
+// The whole queries and keys of a window, as far as a layer has them; null if it has none of them.
+function visible(window, layer) {
+  const out = ([begin, end], size) => [Math.max(0, Math.floor(begin + 1e-9)), Math.min(size, Math.ceil(end - 1e-9))];
+  const [rows, columns] = [out(window.rows, layer.rows), out(window.columns, layer.columns)];
+  return rows[0] < rows[1] && columns[0] < columns[1] ? { rows, columns } : null;
 }
 
 function range([begin, end]) {

@@ -166,8 +166,13 @@ export class MapView {
   // What no query may see: the future, and what lies beyond a sliding window.
   shade(context, color) {
     const { causal, offset, span } = this.sight ?? {};
-    const { rows } = this.window;
+    const { rows, columns } = this.window;
     context.fillStyle = color;
+    // Beyond the end of the text that this model read.
+    const { x, y, size } = this.plot;
+    const read = this.tokens?.length ?? Infinity;
+    if (rows[1] > read) context.fillRect(x, Math.max(y, this.y(read)), size, size);
+    if (columns[1] > read) context.fillRect(Math.max(x, this.x(read)), y, size, size);
     const [top, bottom] = [this.y(rows[0]), this.y(rows[1])];
     const edge = (row, shift) => this.x(row + shift);
     if (causal) {
