@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,9 @@ def test_a_probe_by_length_layer_and_head(tmp_path: Path) -> None:
     assert len(section.pictures) == 3
     assert all(picture.content and picture.caption for picture in section.pictures)
     assert section.command.startswith("theory-lab probe a-model --length 64,128")
+    assert "--layers" not in section.command
+    some = build([str(write_folder(tmp_path / "some", rows[rows.layer != 0]))], pictures=False)[0]
+    assert f"--layers {','.join(map(str, range(1, LAYERS)))}" in some.command
     assert ("device", "cpu") in section.settings
     assert ("fingerprint of the model's weights", "f00") in section.settings
 
@@ -80,9 +84,10 @@ def test_names_of_models_and_texts_may_be_hostile(tmp_path: Path) -> None:
     page = to_html("T", sections)
     assert page.count("<script>") == 1
     assert "<img src=x" not in page
-    assert "<b>" not in to_markdown("T", sections).replace("\\<b\\>", "")
+    words = re.sub(r"(?ms)^(`{3,})sh$.*?^\1$", "", to_markdown("T", sections))  # a fence shows what it holds
+    assert "<b>" not in words.replace("\\<b\\>", "")
     assert "\\input{" not in to_latex("T", sections)
-    assert sections[0].command == ""  # where those texts lie is not known
+    assert "--text" in sections[0].command  # the names; where those texts lie is not known
 
 
 def test_two_models_in_one_file_are_refused(tmp_path: Path) -> None:

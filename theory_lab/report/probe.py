@@ -195,7 +195,12 @@ def _command(rows: pd.DataFrame, about: dict[str, Any]) -> str:
     words += ["--length", ",".join(map(str, sorted(rows.length.unique())))]
     texts = list(dict.fromkeys(rows.text))
     if set(texts) - {text.name for text in shipped()}:
-        return ""  # where a reader's own texts lie is not stored
+        # Their names; where they lie is not stored.
+        words += [word for text in texts for word in ("--text", str(text))]
+    for name, flag in (("layer", "--layers"), ("head", "--heads")):
+        found = sorted(int(number) for number in rows[name].dropna().unique())
+        if found != list(range(len(found))):
+            words += [flag, ",".join(map(str, found))]
     if rows.window.nunique() > 1:
         words += ["--windows", str(rows.window.nunique())]
     if rows.weights.iloc[0] != "model":
