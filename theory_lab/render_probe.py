@@ -84,6 +84,7 @@ def _columns(summary: pd.DataFrame, result: ProbeResult) -> list[tuple[str, str]
     sparse = bool((summary[summary.measure == "sparsity"].estimate > 0).any())
     for key, title in _TITLES.items():
         names = [n for n in present if n == key or (key.endswith("_") and n.startswith(key))]
+        several = title if "{}" in title else title + " ({})"
         for name in names:
             if key == "near_zero_" and (sparse or name[-2:] in ("_1", "_2")):
                 continue
@@ -94,7 +95,7 @@ def _columns(summary: pd.DataFrame, result: ProbeResult) -> list[tuple[str, str]
                 continue
             if key == "sink_rate_" and f"g_sink_ratio_{name[10:]}" not in present:
                 continue
-            found.append((name, title.format(name.removeprefix(key))))
+            found.append((name, (title if len(names) == 1 else several).format(name.removeprefix(key))))
     return found
 
 
@@ -120,7 +121,7 @@ def short(value: float) -> str:
 
 
 def _notes(result: ProbeResult, summary: pd.DataFrame) -> list[str]:
-    from theory_lab.probes.bootstrap import METHOD
+    from theory_lab.probes.bootstrap import method
 
     rows, plan = result.rows, result.plan
     texts = list(dict.fromkeys(rows.text))
@@ -130,7 +131,7 @@ def _notes(result: ProbeResult, summary: pd.DataFrame) -> list[str]:
     lines = [
         f"Averages over {heads} heads in {rows.layer.nunique()} layers and {len(texts)} "
         f"text{'s' if len(texts) > 1 else ''}{windows}: {listed}.",
-        f"In parentheses: {METHOD}."
+        f"In parentheses: {method(len(texts))}."
         if len(texts) > 1
         else "One text: no interval, since heads and tokens of one text are no independent sample. Give more texts.",
     ]
@@ -147,7 +148,8 @@ def _notes(result: ProbeResult, summary: pd.DataFrame) -> list[str]:
 
 def print_unrelated(result: UnrelatedResult) -> None:
     """Print what the scores of unrelated tokens are like, one line a layer, and what the reader should know."""
-    from theory_lab.probes.unrelated import METHOD, SKIPPED
+    from theory_lab.probes.bootstrap import method
+    from theory_lab.probes.unrelated import SKIPPED
 
     console = _console()
     d, rows = result.head_dim, result.rows
@@ -178,6 +180,6 @@ def print_unrelated(result: UnrelatedResult) -> None:
         f"says at most {result.kappa:g} if the assumption holds. {above} of {len(rows)} heads are above it (interval's "
         "lower end); centered: with each head's mean taken off. In the same rows the spherical law has "
         f"{short(result.spherical)}, the Gaussian {short(result.gaussian)}.",
-        f"Intervals: {METHOD}; --format csv prints them head by head.",
+        f"Intervals: {method(len(result.texts))}; --format csv prints them head by head.",
     ):
         console.print(note, soft_wrap=True, markup=False)

@@ -66,14 +66,15 @@ def test_variance_proxy_of_a_gaussian_and_of_a_shifted_one():
     assert measures.variance_proxy(0.5 * 0.7 * t * t + 2.0 * t, t, 2.0) == pytest.approx(0.7)
 
 
-def test_intervals_cover_for_few_texts():
-    # 600 data sets of 6 texts: the coverage's standard error is about 1%, and 5 of them are the band.
-    values = np.random.Generator(np.random.Philox(key=1)).standard_normal((600, 6))
+@pytest.mark.parametrize("texts", [2, 3, 5, 6])
+def test_intervals_cover_for_few_texts(texts: int):
+    # 600 data sets: the coverage's standard error is about 1%, and 5 of them are the band.
+    values = np.random.Generator(np.random.Philox(key=1)).standard_normal((600, texts))
     hits = 0
     for row in values:
         found = bootstrap.interval(row, seed=0)
         hits += found.ci_low <= 0.0 <= found.ci_high
-    assert 0.88 <= hits / 600 <= 0.99
+    assert 0.88 <= hits / 600 <= 0.995
 
 
 def test_one_text_has_no_interval_and_none_has_no_estimate():

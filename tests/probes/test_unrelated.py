@@ -164,13 +164,17 @@ def test_the_command_probes_a_folder_and_draws(tmp_path, monkeypatch, capsys):
     assert run_probe(*shared, "--length", "8:32:x2", "--out", "kept", "--plot", "pictures") == 0
     table = capsys.readouterr().out
     assert "gSinkRatio(1)" in table
-    assert "expanded percentile bootstrap over texts" in table
+    assert "t interval over texts" in table  # two texts are too few for percentiles
     assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"sinks.png", "layers.png", "heads.png"}
     assert {p.name for p in (tmp_path / "kept").iterdir()} == {"cells", "manifest.json", "rows.parquet", "summary.csv"}
     run_probe(*shared, "--length", "8", "--as", "tra", "--format", "json", "--plot", "all.png")
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 2 * 2 * 4
     assert {"survivors", "g_sink_ratio_1", "dead_rows"} <= rows[0].keys()
+    with pytest.raises(InputError, match="nothing to draw"):
+        run_probe(*shared, "--length", "8", "--metrics", "scores", "--plot", "empty")
+    assert "mean score" in capsys.readouterr().out
+    assert not (tmp_path / "empty").exists()
     assert run_probe(*shared, "--unrelated", "--length", "32", "--plot", "u.png") == 0
     assert "proxy x d" in capsys.readouterr().out
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("all.png", "u.png"))

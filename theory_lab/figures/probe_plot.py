@@ -72,8 +72,8 @@ def plot_probe(result: ProbeResult, path: str) -> list[str]:
         If nothing can be written there, or there is nothing to draw.
     """
     validate_plot(path)
-    if result.rows.empty:
-        raise InputError("plot", "no rows", "there is nothing to draw")
+    if not _drawable(result.rows):
+        raise InputError("plot", path, "there is nothing to draw: pictures show sinks, sparsity and entropy")
     target = Path(path)
     if target.suffix.lower() in _SUFFIXES and not target.is_dir():
         _overview(result, str(target))
@@ -89,6 +89,13 @@ def plot_probe(result: ProbeResult, path: str) -> list[str]:
         if draw(result, file):
             written.append(file)
     return written
+
+
+def _drawable(rows: pd.DataFrame) -> bool:
+    if rows.empty:
+        return False
+    sinks = "g_sink_ratio_1" in rows and bool(rows.g_sink_ratio_1.notna().any())
+    return sinks or bool(_zero_columns(rows)) or "normalized_entropy" in rows
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -289,6 +296,8 @@ def _by_layer(axes: Any, result: ProbeResult, lines: list[tuple[str, str, str, s
                       capsize=2, elinewidth=0.9, label=label)  # fmt: skip
     axes.set_xlabel("layer")
     axes.xaxis.get_major_locator().set_params(integer=True)
+    if table.layer.nunique() == 1:
+        axes.set_xticks(table.layer.unique())
     axes.legend(fontsize=8, frameon=False)
     finish_axes(axes)
 

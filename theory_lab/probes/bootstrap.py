@@ -4,6 +4,10 @@ Texts are the units that a probe samples: tokens, heads and windows of one text 
 measure is averaged within each text first, and resampling draws whole texts. Few texts make a percentile interval too
 narrow; it is widened as Hesterberg proposes, so that its coverage is that of a t interval where one would do.
 
+No percentile reaches beyond the smallest and the largest text, and those enclose the mean of n symmetric texts with
+probability 1 - 2^(1 - n) only: half the time for two. So fewer than six texts get a t interval with the bootstrap's
+standard error, wide as it then is; it may leave the range of the measure.
+
 References
 ----------
 Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69 (2015), section 4.2.
@@ -24,7 +28,16 @@ F64 = npt.NDArray[np.float64]
 
 RESAMPLES = 4000
 LEVEL = 0.95
+#: Texts from which percentiles can reach the level: 1 - 2^(1 - 6) = 0.97.
+PERCENTILES_FROM = 6
 METHOD = f"expanded percentile bootstrap over texts, {LEVEL:.0%}, {RESAMPLES} resamples"
+
+
+def method(texts: int) -> str:
+    """The name of the interval over so many texts."""
+    if texts >= PERCENTILES_FROM:
+        return METHOD
+    return f"t interval over texts, {LEVEL:.0%}, its standard error from {RESAMPLES} bootstrap resamples"
 
 
 @dataclass(frozen=True)
@@ -52,10 +65,18 @@ def expanded_level(texts: int, level: float = LEVEL) -> float:
     return float(special.ndtr(math.sqrt(texts / (texts - 1)) * t))
 
 
-def ends(draws: npt.ArrayLike, texts: int, level: float = LEVEL) -> tuple[F64, F64]:
-    """Ends of the interval from resampled values, shape (resamples, ...) -> (...), (...)."""
+def ends(draws: npt.ArrayLike, estimate: npt.ArrayLike, texts: int, level: float = LEVEL) -> tuple[F64, F64]:
+    """Ends of the interval from resampled values, shape (resamples, ...), and the estimate (...) -> (...), (...)."""
+    values, center = np.asarray(draws, float), np.asarray(estimate, float)
+    if texts < PERCENTILES_FROM:
+        from scipy import special
+
+        t = -float(special.stdtrit(texts - 1, (1.0 - level) / 2.0))
+        # A bootstrap variance is short by the factor (n - 1) / n.
+        half = t * np.nanstd(values, axis=0) * math.sqrt(texts / (texts - 1))
+        return center - half, center + half
     tail = expanded_level(texts, level)
-    low, high = np.nanquantile(np.asarray(draws, float), [tail, 1.0 - tail], axis=0)
+    low, high = np.nanquantile(values, [tail, 1.0 - tail], axis=0)
     return low, high
 
 
@@ -78,5 +99,5 @@ def interval(values: npt.ArrayLike, seed: int = 0, statistic: Callable[[F64], F6
     estimate = float(of(x[None, :])[0])
     if x.size == 1:
         return TextInterval(estimate, math.nan, math.nan, 1)
-    low, high = ends(of(x[resample(x.size, seed)]), x.size)
+    low, high = ends(of(x[resample(x.size, seed)]), estimate, x.size)
     return TextInterval(estimate, float(low), float(high), x.size)

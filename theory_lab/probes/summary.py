@@ -118,7 +118,7 @@ def _intervals(values: F64, seed: int) -> tuple[F64, F64, F64, npt.NDArray[np.in
         np.add.at(weights, (np.arange(len(picks))[:, None], picks), 1.0 / texts)
         for part in np.array_split(columns, -(-len(columns) // _COLUMNS)):
             x = flat[pattern][:, part]
-            low[part], high[part] = ends(weights @ x, texts)
+            low[part], high[part] = ends(weights @ x, estimate[part], texts)
             # Rounding must not make an interval of what is constant.
             constant = np.ptp(x, axis=0) == 0
             low[part[constant]] = high[part[constant]] = estimate[part[constant]]

@@ -25,7 +25,7 @@ import torch
 
 from theory_lab.errors import InputError
 from theory_lab.probes import measures, texts
-from theory_lab.probes.bootstrap import METHOD, ends, resample
+from theory_lab.probes.bootstrap import ends, resample
 from theory_lab.probes.measures import F64
 from theory_lab.probes.plan import DEFAULT_MODEL
 from theory_lab.probes.texts import Text
@@ -276,7 +276,7 @@ class _Meeting:
                 record |= {"length": self._length, "pairs": int(part["count"].sum())}
                 record |= {"mean": pooled["mean"][0], "sd": math.sqrt(pooled["variance"][0])}
                 for name in ("proxy", "survivors"):
-                    low, high = ends(draws[name], len(names))
+                    low, high = ends(draws[name], pooled[name][0], len(names))
                     record |= {name: pooled[name][0], f"{name}_low": float(low), f"{name}_high": float(high)}
                 above = cosines.size - np.searchsorted(cosines, tau + record["mean"], side="right")
                 record["survivors_centered"] = float((self._visible * above / cosines.size).mean())
@@ -314,4 +314,4 @@ def _pooled(part: dict[str, F64], grid: F64) -> dict[str, F64]:
     return {"mean": mean, "variance": variance, "proxy": proxy, "survivors": part["survivors"].mean(1)}
 
 
-__all__ = ["METHOD", "SAMPLES", "SKIPPED", "UnrelatedResult", "unrelated_scores"]
+__all__ = ["SAMPLES", "SKIPPED", "UnrelatedResult", "unrelated_scores"]
