@@ -13,10 +13,11 @@ WORKERS ?= 2
 check: $(VENV)/.core
 	$(BIN)/theory-lab check --controls-ok --plot check.png || test $$? -eq 1
 
-# Without a network the tests that need the model are skipped, and say so.
+# Without a network the tests that need the model are skipped, and say so. Workers share the cores: one torch thread each,
+# since threads that wait for each other spin.
 test: $(VENV)/.test
 	$(BIN)/theory-lab models fetch smollm2-135m || echo "offline? tests of smollm2-135m will be skipped"
-	$(BIN)/python -m pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -46,6 +46,10 @@ inputs = {"input_ids": torch.arange(12)[None]}
 # The page's model is a download of 90 MB.
 theory_lab.models.load_model = lambda name, **more: LoadedModel(tiny, None, name, 2, 2, 2, 8, 64, True, Path("."))
 """,
+    "kernels/README.md": """
+import torch
+q, k, v = torch.randn(3, 1, 2, 96, 16)
+""",
     "docs/results.md": """
 import theory_lab
 theory_lab.check("tda-4.3", noise="gaussian", length=64, trials=1000, out="results/first", workers=1)
