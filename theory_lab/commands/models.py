@@ -56,11 +56,13 @@ def list_command(form: str = "table") -> None:
     from theory_lab.render import _console
 
     table = Table(box=SIMPLE_HEAD)
-    for column in ("name", "model", "source", "license"):
-        table.add_column(column)
+    table.add_column("name", no_wrap=True)
+    for column in ("model", "source"):
+        table.add_column(column, overflow="fold")
+    table.add_column("license", no_wrap=True)
     for column in ("download", "on disk"):
-        table.add_column(column, justify="right")
-    table.add_column("state")
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
     for model in models:
         state = "[green]cached[/green]" if model.cached else "not fetched"
         sizes = (f"{size / 1e6:,.0f} MB" for size in (model.wheel_bytes, model.bytes))

@@ -33,8 +33,11 @@ def require_transformers() -> None:
 def require_gguf() -> None:
     """Raise InputError if GGUF files cannot be read."""
     require_transformers()
-    if importlib.util.find_spec("gguf") is None:
-        raise InputError("model", "gguf is not installed", "pip install 'theory-lab[models]' to read GGUF files")
+    for package in ("gguf", "accelerate"):  # transformers asks for both
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                "model", f"{package} is not installed", "pip install 'theory-lab[models]' to read GGUF files"
+            )
 
 
 def check_gguf(path: Path) -> None:
