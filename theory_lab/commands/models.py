@@ -57,8 +57,6 @@ def list_command(form: str = "table") -> None:
 
     table = Table(box=SIMPLE_HEAD)
     table.add_column("name", no_wrap=True)
-    for column in ("model", "source"):
-        table.add_column(column, overflow="fold")
     table.add_column("license", no_wrap=True)
     for column in ("download", "on disk"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -66,8 +64,10 @@ def list_command(form: str = "table") -> None:
     for model in models:
         state = "[green]cached[/green]" if model.cached else "not fetched"
         sizes = (f"{size / 1e6:,.0f} MB" for size in (model.wheel_bytes, model.bytes))
-        table.add_row(model.name, model.summary, f"PyPI {model.source}", model.license, *sizes, state)
+        table.add_row(model.name, model.license, *sizes, state)
     _console().print(table)
+    for model in models:
+        click.echo(f"{model.name}: {model.summary}; from PyPI, {model.source}")
     click.echo(f"cache: {cache_dir()}")
 
 
