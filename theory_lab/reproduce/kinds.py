@@ -36,6 +36,10 @@ def _attention_code(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"theory_lab.attention.{path.stem}" for path in sorted(folder.glob("[a-z]*.py")))
 
 
+def _kind(name: str) -> Kind:
+    return KINDS[name]
+
+
 @dataclass(frozen=True)
 class Kind:
     """What computes an experiment.
@@ -71,6 +75,10 @@ class Kind:
     need: Callable[[Experiment, Mapping[str, Any], str], Need | None] = no_need
     needs_paper: bool = False
     inputs: Callable[[Experiment, str], str] = lambda experiment, data: ""
+
+    def __reduce__(self) -> tuple[Callable[[str], Kind], tuple[str]]:
+        # An experiment crosses to a process that draws; its kind is there already.
+        return _kind, (self.name,)
 
     def modules(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Modules whose code its numbers depend on."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from theory_lab.errors import InputError, StoreError, TheoryLabError
+from theory_lab.errors import InputError, StoreError, TheoryLabError, WorkerError
 from theory_lab.reproduce import cache
 from theory_lab.reproduce.kinds import DRAWINGS
 from theory_lab.reproduce.needs import Need
@@ -24,6 +27,35 @@ if TYPE_CHECKING:
 PICTURES = ("png", "pdf", "svg")
 TABLES = ("md", "csv", "tex")
 DEFAULT_FORMATS = ("png", "pdf", "md", "csv", "tex")
+
+#: From this many experiments on, pictures are drawn by processes of their own: a second's worth of imports each.
+_MANY = 8
+
+
+class Drawers:
+    """Draws at once, or in a few processes: a picture takes a second or two, mostly text and fonts."""
+
+    def __init__(self, workers: int | None) -> None:
+        self._count = min(workers or os.cpu_count() or 1, 4)
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Drawers:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=kind is not None)
+
+    def draw(self, *job: Any) -> Future[list[str]]:
+        """A future of the lines that :func:`_write` has to say."""
+        if self._count == 1:
+            done: Future[list[str]] = Future()
+            done.set_result(_write(*job))
+            return done
+        if self._pool is None:
+            # A fresh interpreter: a fork would copy the threads' locks of whatever has been computed here.
+            self._pool = ProcessPoolExecutor(self._count, mp_context=multiprocessing.get_context("spawn"))
+        return self._pool.submit(_write, *job)
 
 
 @dataclass
@@ -130,19 +162,37 @@ def reproduce(
 
         require_matplotlib()
     outcomes = []
-    for number, experiment in enumerate(chosen, 1):
-        head = f"[{number}/{len(chosen)}] {experiment.id}"
-        began = time.perf_counter()
-        outcome = Outcome(experiment)
-        outcomes.append(outcome)
-        try:
-            _one(outcome, out, size, force, formats, data, workers, say, progress, head)
-        except (TheoryLabError, MemoryError) as error:
-            outcome.failure = str(error) or "out of memory"
-            outcome.bad_input = isinstance(error, InputError)
-            say(f"{head}: failed: {outcome.failure}")
-        outcome.seconds = time.perf_counter() - began
+    with Drawers(workers if len(chosen) >= _MANY else 1) as drawers:
+        waiting: list[tuple[Outcome, str, float, Future[list[str]]]] = []
+        for number, experiment in enumerate(chosen, 1):
+            head = f"[{number}/{len(chosen)}] {experiment.id}"
+            began = time.perf_counter()
+            outcome = Outcome(experiment)
+            outcomes.append(outcome)
+            try:
+                drawn_later = _one(outcome, out, size, force, formats, data, workers, say, progress, head, drawers)
+                if drawn_later is not None:
+                    waiting.append((outcome, head, began, drawn_later))
+            except (TheoryLabError, MemoryError) as error:
+                _failed(outcome, error, head, say)
+            outcome.seconds = time.perf_counter() - began
+        for outcome, head, began, later in waiting:
+            try:
+                for line in later.result():
+                    say(line)
+            except BrokenExecutor:
+                _failed(outcome, WorkerError("a drawing process ended without an answer"), head, say)
+            except (TheoryLabError, MemoryError) as error:
+                _failed(outcome, error, head, say)
+            outcome.seconds = time.perf_counter() - began
     return outcomes
+
+
+def _failed(outcome: Outcome, error: BaseException, head: str, say: Callable[[str], object]) -> None:
+    outcome.files = []
+    outcome.failure = str(error) or "out of memory"
+    outcome.bad_input = isinstance(error, InputError)
+    say(f"{head}: failed: {outcome.failure}")
 
 
 def _one(
@@ -156,7 +206,9 @@ def _one(
     say: Callable[[str], object],
     progress: Callable[[], Progress] | None,
     head: str,
-) -> None:
+    drawers: Drawers,
+) -> Future[list[str]] | None:
+    """Compute if need be, and draw, or hand the drawing on."""
     experiment = outcome.experiment
     size = size if experiment.quick else "full"  # where nothing differs there is one size
     inputs = experiment.kind.inputs(experiment, data)
@@ -168,13 +220,13 @@ def _one(
         outcome.files = [out / experiment.folder / name for name in before["files"]]
         outcome.unchanged = True
         say(f"{head}: fresh")
-        return
+        return None
     found = None if force else cache.load(digest)
     if found is None:
         outcome.lacking = need(experiment, size, data)
         if outcome.lacking is not None:
             say(f"{head}: {outcome.lacking.state}: {outcome.lacking.why}")
-            return
+            return None
         say(f"{head}: computing, {size} size")
         began = time.perf_counter()
         context = Context(data, workers, cache.partial_folder(digest), progress() if progress else None)
@@ -195,8 +247,9 @@ def _one(
         frame, about = found[0], {**found[1], "experiment": experiment.id}
         outcome.cached = True
     say(f"{head}: {'drawing' if not experiment.is_table else 'printing'}{' from known results' if found else ''}")
-    _write(experiment, frame, about, drawing, out, wanted, say)
+    later = drawers.draw(experiment, frame, about, drawing, out, wanted)
     outcome.files = [out / experiment.folder / name for name in wanted]
+    return later
 
 
 def _version() -> str:
@@ -246,10 +299,11 @@ def _write(
     drawing: str,
     out: Path,
     wanted: Sequence[str],
-    say: Callable[[str], object],
-) -> None:
+) -> list[str]:
+    """Draw and write; what there is to say."""
     from theory_lab.store import write_whole
 
+    said: list[str] = []
     folder = out / experiment.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -269,7 +323,7 @@ def _write(
     else:
         from theory_lab.figures import style
 
-        with style.applied(experiment.options.get("font"), say):
+        with style.applied(experiment.options.get("font"), said.append):
             figure = DRAWINGS[experiment.draw].load()(frame, experiment)
             # One layout serves every format: it is the slow part.
             figure.draw_without_rendering()
@@ -288,3 +342,4 @@ def _write(
         "files": sorted(wanted),
     }
     write_whole(str(sidecar(out, experiment)), (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
+    return said
