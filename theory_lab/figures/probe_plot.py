@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from theory_lab.errors import InputError, StoreError
+from theory_lab.figures import style
 from theory_lab.figures.check_plot import validate_plot_file
 
 if TYPE_CHECKING:
@@ -103,34 +103,17 @@ def new_figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=160)
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def save_figure(figure: Any, path: str, about: str) -> None:
-    """Write a figure whole, with a line about it in its metadata."""
-    from theory_lab import __version__
-    from theory_lab.store import write_whole
-
-    suffix = Path(path).suffix.lower()
-    buffer = io.BytesIO()
-    key = {".png": "Description", ".pdf": "Subject", ".svg": "Description"}[suffix]
-    figure.savefig(buffer, format=suffix[1:], dpi=160, metadata={key: f"theory-lab {__version__}: {about}"})
-    write_whole(path, buffer.getvalue())
-
-
-def finish_axes(axes: Any) -> None:
-    """The look that all panels share."""
-    axes.grid(True, which="major", color="0.9", lw=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
-
-
 def _about(result: ProbeResult) -> str:
     texts, lengths = result.rows.text.nunique(), ", ".join(str(n) for n in result.plan.lengths)
-    return f"{model_name(result.model)}, weights {result.plan.mechanism.label}, {texts} texts, lengths {lengths}"
+    return (
+        f"{model_name(result.model)}, weights {result.plan.mechanism.label}, {texts} texts, lengths {lengths}, "
+        f"seed {result.plan.seed}"
+    )
 
 
 def model_name(model: str) -> str:
@@ -145,14 +128,15 @@ def _title(result: ProbeResult) -> str:
 
 
 def _save(figure: Any, path: str, result: ProbeResult) -> bool:
-    save_figure(figure, path, _about(result))
+    style.save(figure, path, {"title": _title(result), "description": _about(result)})
     return True
 
 
+@style.applied_large()
 def _overview(result: ProbeResult, path: str) -> None:
     rows = result.rows
     figure = new_figure(11.5, 7.6)
-    figure.suptitle(_title(result), fontsize=11, x=0.01, ha="left")
+    figure.suptitle(_title(result), x=0.01, ha="left")
     grid = figure.subplots(2, 2)
     panels = iter(grid.flat)
     if "g_sink_ratio_1" in rows and rows.g_sink_ratio_1.notna().any():
@@ -171,6 +155,7 @@ def _overview(result: ProbeResult, path: str) -> None:
 # ---- sinks against length --------------------------------------------------------------------------------------------
 
 
+@style.applied_large()
 def _sinks(result: ProbeResult, path: str) -> bool:
     if "g_sink_ratio_1" not in result.rows or not result.rows.g_sink_ratio_1.notna().any():
         return False
@@ -192,12 +177,12 @@ def _draw_sinks(axes: Any, result: ProbeResult, title: str = "") -> None:
         )
     low = (model.estimate - model.ci_low).fillna(0).clip(lower=0)
     high = (model.ci_high - model.estimate).fillna(0).clip(lower=0)
-    style = {"color": _BLUE, "marker": "o", "ms": 5, "lw": 1.8, "zorder": 3}
+    look = {"color": _BLUE, "marker": "o", "ms": 5, "lw": 1.8, "zorder": 3}
     if model.ci_low.notna().any():
         label = "all heads, 95% interval over texts"
-        axes.errorbar(model.length, model.estimate, yerr=[low, high], capsize=3, label=label, **style)
+        axes.errorbar(model.length, model.estimate, yerr=[low, high], capsize=3, label=label, **look)
     else:
-        axes.plot(model.length, model.estimate, label="all heads (one text: no interval)", **style)
+        axes.plot(model.length, model.estimate, label="all heads (one text: no interval)", **look)
     axes.plot(uniform.index, uniform.to_numpy(), color=_BLACK, ls="--", lw=1.4, marker="_" if single else None,
               label="equal weights", zorder=2)  # fmt: skip
     axes.set_xscale("log", base=2)
@@ -211,10 +196,9 @@ def _draw_sinks(axes: Any, result: ProbeResult, title: str = "") -> None:
     axes.set_yticks([t for t in (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1) if t > lowest * 0.7])
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("length T")
-    axes.set_ylabel("gSinkRatio(1): share of the mass on token 1")
-    axes.set_title(title or "The first token's share", fontsize=9.5, loc="left")
-    axes.legend(fontsize=8, frameon=False, loc="lower left")
-    finish_axes(axes)
+    axes.set_ylabel("share of the mass on token 1")
+    axes.set_title(title or "gSinkRatio(1): the first token's share", loc="left")
+    axes.legend(frameon=False, loc="lower left")
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------
@@ -228,6 +212,7 @@ def _zero_columns(rows: pd.DataFrame) -> list[str]:
     return sorted((c for c in rows.columns if c.startswith("near_zero_") and c[-2:] not in ("_1", "_2")), reverse=True)
 
 
+@style.applied_large()
 def _layers(result: ProbeResult, path: str) -> bool:
     rows = result.rows
     maxima = [c for c in ("max_abs", "max_abs_1", "max_abs_2") if c in rows]
@@ -241,7 +226,7 @@ def _layers(result: ProbeResult, path: str) -> bool:
     if not panels:
         return False
     figure = new_figure(0.6 + 5.0 * len(panels), 4.2)
-    figure.suptitle(_title(result), fontsize=10.5, x=0.01, ha="left")
+    figure.suptitle(_title(result), x=0.01, ha="left")
     for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
         draw(axes, result)
     return _save(figure, path, result)
@@ -264,7 +249,7 @@ def _draw_zeros(axes: Any, result: ProbeResult) -> None:
     _by_layer(axes, result, lines, longest)
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("share of the entries that a row may see")
-    axes.set_title(f"{'Exact' if exact else 'Near'} zeros by layer, T = {longest:,}", fontsize=9.5, loc="left")
+    axes.set_title(f"{'Exact' if exact else 'Near'} zeros by layer, T = {longest:,}", loc="left")
 
 
 def _draw_entropy(axes: Any, result: ProbeResult) -> None:
@@ -275,14 +260,14 @@ def _draw_entropy(axes: Any, result: ProbeResult) -> None:
         _by_layer(axes, result, [("normalized_entropy", f"T = {length:,}", color, marker)], length)
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("mean of H / log n over rows and heads")
-    axes.set_title("Normalized entropy by layer", fontsize=9.5, loc="left")
+    axes.set_title("Normalized entropy by layer", loc="left")
 
 
 def _draw_maxima(axes: Any, result: ProbeResult) -> None:
     lines = [("max_abs" + view, f"|{_VIEW_NAMES[view]}|", *_VIEW_STYLES[view]) for view in ("_1", "_2", "")]
     _by_layer(axes, result, lines, max(result.plan.lengths))
     axes.set_ylabel("largest weight of any head and text")
-    axes.set_title(f"Largest weights by layer, T = {max(result.plan.lengths):,}", fontsize=9.5, loc="left")
+    axes.set_title(f"Largest weights by layer, T = {max(result.plan.lengths):,}", loc="left")
 
 
 def _by_layer(axes: Any, result: ProbeResult, lines: list[tuple[str, str, str, str]], length: int) -> None:
@@ -298,8 +283,7 @@ def _by_layer(axes: Any, result: ProbeResult, lines: list[tuple[str, str, str, s
     axes.xaxis.get_major_locator().set_params(integer=True)
     if table.layer.nunique() == 1:
         axes.set_xticks(table.layer.unique())
-    axes.legend(fontsize=8, frameon=False)
-    finish_axes(axes)
+    axes.legend(frameon=False)
 
 
 # ---- heads -----------------------------------------------------------------------------------------------------------
@@ -309,6 +293,7 @@ def _worth(rows: pd.DataFrame, name: str) -> bool:
     return bool(name in rows and rows[name].notna().any() and not (rows[name].fillna(0) == 0).all())
 
 
+@style.applied_large()
 def _heads(result: ProbeResult, path: str) -> bool:
     shown = [heat for heat in _HEATS if _worth(result.rows, heat[0])][:3]
     if not shown:
@@ -322,7 +307,7 @@ def _heads(result: ProbeResult, path: str) -> bool:
     else:
         figure = new_figure(max(3.2, 1.6 + 0.21 * x) * len(shown), max(3.0, 1.0 + 0.17 * y))
         grid = figure.subplots(1, len(shown), squeeze=False)
-    figure.suptitle(f"{_title(result)}, T = {max(result.plan.lengths):,}", fontsize=10.5, x=0.01, ha="left")
+    figure.suptitle(f"{_title(result)}, T = {max(result.plan.lengths):,}", x=0.01, ha="left")
     for axes, (name, title, limits) in zip(grid.flat, shown, strict=True):
         _draw_heat(figure, axes, result, name, title, limits, wide=wide)
     return _save(figure, path, result)
@@ -356,12 +341,11 @@ def _draw_heat(
     for set_ticks, labels in ((axes.set_xticks, along), (axes.set_yticks, across)):
         step = max(1, -(-len(labels) // 16))
         set_ticks(np.arange(0, len(labels), step) + 0.5, [str(v) for v in labels[::step]])
-    axes.set_xlabel(names[0], fontsize=9)
-    axes.set_ylabel(names[1], fontsize=9)
-    axes.tick_params(labelsize=8, length=2)
-    axes.set_title(title, fontsize=9.5, loc="left")
-    bar = figure.colorbar(mesh, ax=axes, fraction=0.04, pad=0.015)
-    bar.ax.tick_params(labelsize=8)
+    axes.set_xlabel(names[0])
+    axes.set_ylabel(names[1])
+    axes.tick_params(length=2)
+    axes.set_title(title, loc="left")
+    figure.colorbar(mesh, ax=axes, fraction=0.04, pad=0.015)
     for spine in axes.spines.values():
         spine.set_visible(False)
 
