@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _BLACK, _ORANGE, _BLUE, _RED, _SKY, _GREEN = "#000000", "#E69F00", "#0072B2", "#D55E00", "#56B4E9", "#009E73"
 _GRAY = "0.75"
-_SUFFIXES = (".png", ".pdf", ".svg")
 _VIEW_NAMES = {"": "difference", "_1": "view 1", "_2": "view 2"}
 _VIEW_STYLES = {"": (_BLACK, "o"), "_1": (_BLUE, "^"), "_2": (_ORANGE, "s")}
 _HEATS = (
@@ -34,13 +33,13 @@ _HEATS = (
 def validate_plot(path: str) -> None:
     """Raise InputError unless the pictures can be written to that file, or into that (new or existing) folder."""
     if not path:
-        raise InputError("plot", "''", f"a folder, or a file name ending in {', '.join(_SUFFIXES)}, is allowed")
+        raise InputError("plot", "''", f"a folder, or a file name ending in {', '.join(style.SUFFIXES)}, is allowed")
     target = Path(path)
-    if target.suffix.lower() in _SUFFIXES and not target.is_dir():
+    if target.suffix.lower() in style.SUFFIXES and not target.is_dir():
         validate_plot_file(path)
         return
     if target.suffix and not target.is_dir():
-        raise InputError("plot", path, f"a folder, or a file name ending in {', '.join(_SUFFIXES)}, is allowed")
+        raise InputError("plot", path, f"a folder, or a file name ending in {', '.join(style.SUFFIXES)}, is allowed")
     if target.exists() and not target.is_dir():
         raise InputError("plot", path, "a folder is allowed, and this is a file")
     nearest = target.absolute()
@@ -75,7 +74,7 @@ def plot_probe(result: ProbeResult, path: str) -> list[str]:
     if not _drawable(result.rows):
         raise InputError("plot", path, "there is nothing to draw: pictures show sinks, sparsity and entropy")
     target = Path(path)
-    if target.suffix.lower() in _SUFFIXES and not target.is_dir():
+    if target.suffix.lower() in style.SUFFIXES and not target.is_dir():
         _overview(result, str(target))
         return [str(target)]
     try:
@@ -96,16 +95,6 @@ def _drawable(rows: pd.DataFrame) -> bool:
         return False
     sinks = "g_sink_ratio_1" in rows and bool(rows.g_sink_ratio_1.notna().any())
     return sinks or bool(_zero_columns(rows)) or "normalized_entropy" in rows
-
-
-def new_figure(width: float, height: float) -> Any:
-    """A figure that needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _about(result: ProbeResult) -> str:
@@ -135,7 +124,7 @@ def _save(figure: Any, path: str, result: ProbeResult) -> bool:
 @style.applied_large()
 def _overview(result: ProbeResult, path: str) -> None:
     rows = result.rows
-    figure = new_figure(11.5, 7.6)
+    figure = style.new_figure(11.5, 7.6)
     figure.suptitle(_title(result), x=0.01, ha="left")
     grid = figure.subplots(2, 2)
     panels = iter(grid.flat)
@@ -159,7 +148,7 @@ def _overview(result: ProbeResult, path: str) -> None:
 def _sinks(result: ProbeResult, path: str) -> bool:
     if "g_sink_ratio_1" not in result.rows or not result.rows.g_sink_ratio_1.notna().any():
         return False
-    figure = new_figure(6.4, 4.6)
+    figure = style.new_figure(6.4, 4.6)
     _draw_sinks(figure.subplots(), result, title=_title(result))
     return _save(figure, path, result)
 
@@ -225,7 +214,7 @@ def _layers(result: ProbeResult, path: str) -> bool:
         panels.append(_draw_maxima)
     if not panels:
         return False
-    figure = new_figure(0.6 + 5.0 * len(panels), 4.2)
+    figure = style.new_figure(0.6 + 5.0 * len(panels), 4.2)
     figure.suptitle(_title(result), x=0.01, ha="left")
     for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
         draw(axes, result)
@@ -302,10 +291,10 @@ def _heads(result: ProbeResult, path: str) -> bool:
     wide = layers >= heads
     x, y = (layers, heads) if wide else (heads, layers)
     if wide:
-        figure = new_figure(max(5.0, 1.9 + 0.21 * x), max(2.3, 0.9 + 0.17 * y) * len(shown) + 0.4)
+        figure = style.new_figure(max(5.0, 1.9 + 0.21 * x), max(2.3, 0.9 + 0.17 * y) * len(shown) + 0.4)
         grid = figure.subplots(len(shown), 1, squeeze=False)
     else:
-        figure = new_figure(max(3.2, 1.6 + 0.21 * x) * len(shown), max(3.0, 1.0 + 0.17 * y))
+        figure = style.new_figure(max(3.2, 1.6 + 0.21 * x) * len(shown), max(3.0, 1.0 + 0.17 * y))
         grid = figure.subplots(1, len(shown), squeeze=False)
     figure.suptitle(f"{_title(result)}, T = {max(result.plan.lengths):,}", x=0.01, ha="left")
     for axes, (name, title, limits) in zip(grid.flat, shown, strict=True):

@@ -10,12 +10,10 @@ import numpy as np
 
 from theory_lab.errors import StoreError
 from theory_lab.figures import style
-from theory_lab.figures.probe_plot import model_name, new_figure, validate_plot
+from theory_lab.figures.probe_plot import model_name, validate_plot
 
 if TYPE_CHECKING:
     from theory_lab.probes.unrelated import UnrelatedResult
-
-_SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def plot_unrelated(result: UnrelatedResult, path: str) -> list[str]:
@@ -28,7 +26,7 @@ def plot_unrelated(result: UnrelatedResult, path: str) -> list[str]:
     """
     validate_plot(path)
     target = Path(path)
-    if target.suffix.lower() not in _SUFFIXES or target.is_dir():
+    if target.suffix.lower() not in style.SUFFIXES or target.is_dir():
         try:
             target.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -41,7 +39,7 @@ def plot_unrelated(result: UnrelatedResult, path: str) -> list[str]:
 @style.applied_large()
 def _draw(result: UnrelatedResult, path: str) -> None:
     d = result.head_dim
-    figure = new_figure(11.5, 7.8)
+    figure = style.new_figure(11.5, 7.8)
     figure.suptitle(
         f"{model_name(result.model)}: cosines of unrelated tokens, d = {d}, T = {result.length:,}, "
         f"{len(result.texts)} texts",
