@@ -105,7 +105,8 @@ _TABLES: dict[tuple, torch.Tensor] = {}
 _MAX_TABLES = 64
 
 
-def _remembered(key: tuple, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+def remembered(key: tuple, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The read-only tensor of that key, made once; from where CUDA graphs read it, see :func:`held_tables`."""
     if torch.compiler.is_compiling():
         return make()
     table = _TABLES.get(key)
@@ -120,10 +121,15 @@ def _remembered(key: tuple, device: torch.device, make: Callable[[], torch.Tenso
     return table
 
 
+def held_tables() -> tuple[torch.Tensor, ...]:
+    """Every remembered tensor: whoever captures a CUDA graph keeps them as long as the graph, which reads some."""
+    return tuple(_TABLES.values())
+
+
 def constant(value: float, heads: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A read-only tensor (heads,) of one value, made once."""
     key = ("constant", value, heads, dtype, device)
-    return _remembered(key, device, lambda: torch.full((heads,), value, dtype=dtype, device=device))
+    return remembered(key, device, lambda: torch.full((heads,), value, dtype=dtype, device=device))
 
 
 def tau_coefficients(max_n: int, kappa: float, head_dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -151,7 +157,7 @@ def tau_coefficients(max_n: int, kappa: float, head_dim: int, dtype: torch.dtype
     if dtype == torch.float64:
         return _coefficients(max_n, kappa, head_dim, device)
     key = ("tau", max_n, kappa, head_dim, device)
-    return _remembered(key, device, lambda: _coefficients(max_n, kappa, head_dim, device).float())
+    return remembered(key, device, lambda: _coefficients(max_n, kappa, head_dim, device).float())
 
 
 def split_packed(geometry: Geometry) -> list[tuple[slice, slice, Geometry]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..geometry import FLOAT_DTYPES
+from ..geometry import FLOAT_DTYPES, constant, remembered
 from ..validation import check_heads, check_number, choose
 from .chunked import statistics as chunked_statistics
 from .reference import statistics as reference_statistics
@@ -256,7 +256,7 @@ def _per_head(name: str, value: float | torch.Tensor, q: torch.Tensor) -> torch.
     heads = q.shape[1]
     if not isinstance(value, torch.Tensor):
         number = check_number(name, value, -math.inf, False)
-        return torch.full((heads,), number, dtype=torch.float64, device=q.device)
+        return constant(number, heads, torch.float64, q.device)
     if not value.is_floating_point():
         raise TypeError(f"{name} must have a floating-point dtype, got {value.dtype}")
     if value.numel() != 1 and value.shape != (heads,):
@@ -308,6 +308,13 @@ def _visibility(
     mask: torch.Tensor | None,
 ) -> Visibility:
     (b, h, t, _), s = q.shape, k.shape[2]
+    if window is not None:
+        window = _integer("window", window, 1)
+    rest = (query_offset, key_starts, lengths, query_starts, query_lengths, mask)
+    if type(query_offset) is int and all(x is None for x in rest[1:]):
+        key = (b, t, s, causal, window, query_offset, q.device)
+        bounds = remembered(("bounds", *key), q.device, lambda: _plain_bounds(b, t, s, query_offset, q.device))
+        return Visibility(bounds, t, s, causal, window, None, key)
     if isinstance(query_offset, torch.Tensor):
         if query_offset.dim() == 0:
             query_offset = query_offset.expand(b)
@@ -330,8 +337,6 @@ def _visibility(
         row1 = (key1 - offset).clamp(0, t) if paired and key1 is not None else zero + t
     key0 = zero if key0 is None else key0
     key1 = zero + s if key1 is None else key1
-    if window is not None:
-        window = _integer("window", window, 1)
     if mask is not None:
         if not isinstance(mask, torch.Tensor):
             raise TypeError(f"mask must be a bool tensor, got {type(mask).__name__}")
@@ -342,3 +347,9 @@ def _visibility(
         if mask.device != q.device:
             raise ValueError(f"mask must be on {q.device} like q, got {mask.device}")
     return Visibility(torch.stack([row0, row1, key0, key1, offset]), t, s, causal, window, mask)
+
+
+def _plain_bounds(b: int, t: int, s: int, offset: int, device: torch.device) -> torch.Tensor:
+    """Bounds of sequences without padding, int64 (5, B)."""
+    # No copy from the host, which a CUDA graph could not capture.
+    return torch.stack([torch.full((b,), x, dtype=torch.int64, device=device) for x in (0, t, 0, s, offset)])

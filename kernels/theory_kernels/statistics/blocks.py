@@ -52,8 +52,10 @@ class Workspace:
 
 
 def prepared(x: torch.Tensor, normalize: bool) -> torch.Tensor:
-    """float32 (float64 for float64) rows, divided by their norms if asked for."""
+    """Contiguous float32 (float64 for float64) rows, divided by their norms if asked for."""
     wide = x if x.dtype == torch.float64 else x.float()
+    # Contiguous: matrix products of transposed operands add up in another order.
+    wide = wide.contiguous()
     return unit_rows(wide) if normalize else wide
 
 

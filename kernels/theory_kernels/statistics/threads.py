@@ -46,7 +46,8 @@ def in_order(function: Callable[[A], B], items: Iterable[A], side_by_side: bool)
             yield item, function(item)
         return
     with _one_torch_thread() as threads:
-        pool = ThreadPoolExecutor(threads)
+        # A thread's OpenMP and MKL have counts of their own; with more than one, MKL's products differ in their bits.
+        pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         try:
             waiting: deque[tuple[A, Future[B]]] = deque()
             for item in items:

@@ -14,9 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
+from ..geometry import remembered
 from ..primitives import INTERPRETED, dot, load_rows
 from ..screen import padded
 from .request import Request
+from .visibility import remember
 
 # Passed as they are: a kernel per length would be compiled otherwise.
 SIZES = ["B", "H", "G", "T", "S", "BEFORE", "AFTER", "BLOCKS", "plane", "NI", "NW", "GAP"]
@@ -129,7 +131,7 @@ class Positions:
 
     def __init__(self, request: Request, device: torch.device):
         see = request.see
-        self.bounds = see.bounds.to(device=device, dtype=torch.int32).contiguous()
+        self.bounds = remember(see, "bounds int32", lambda: see.bounds.to(torch.int32).contiguous())
         self.before, self.after = see.before or 0, see.after or 0
         self.flags = {"HAS_BEFORE": see.before is not None, "HAS_AFTER": see.after is not None}
 
@@ -154,5 +156,11 @@ def next_power(count: int) -> int:
 
 
 def padded_list(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """float32 tensor of at least one entry."""
-    return torch.tensor(values or (0.0,), dtype=torch.float32, device=device)
+    """float32 tensor of at least one entry, read-only."""
+    values = values or (0.0,)
+    return remembered(
+        ("list", values, device),
+        device,
+        # No copy from the host, which a CUDA graph could not capture.
+        lambda: torch.stack([torch.full((), x, dtype=torch.float32, device=device) for x in values]),
+    )

@@ -167,7 +167,7 @@ def moments(
         EXPONENT_SLOTS=next_power(exponents), num_warps=4 if padded(d) <= 128 else 8,
         num_stages=2 if padded(d) <= 128 else 1,
     )  # fmt: skip
-    totals.count = pair_counts(request.see, request.moment_gap)[:, None].expand(b, h).contiguous()
+    totals.count = pair_counts(request.see, request.moment_gap)[:, None].repeat(1, h)
     for view in range(count):
         wide = out[view].double()
         totals.first[view] = (wide[0] + wide[1]).sum(-1)

@@ -225,23 +225,25 @@ def softmax_sums(q: torch.Tensor, k: torch.Tensor, request: Request) -> dict[str
         q, k, etas, rows, where.bounds, *sizes, where.before, where.after, blocks, b * h * t, *strides, *numbers,
         **fixed, **tiles,
     )  # fmt: skip
-    top, total, lag = rows[0].double(), rows[1].double() + rows[2].double(), rows[3].double()
-    alive = total > 0
-    safe = torch.where(alive, total, 1.0)
-    base, norm = top, safe
+    # Few operations: each costs a launch, which is what short rows wait for.
+    top, total, lag = rows[0].double(), rows[1:3].sum(0, dtype=torch.float64), rows[3].double()
+    empty = total == 0
+    # The largest key alone adds 1, so the rows that this changes are the empty ones.
+    safe = total.clamp_min(1.0)
+    base, norm, lift = top, safe, safe.reciprocal()
     if request.sinks is not None:
         sink = request.sinks[:, None] * LOG2_E
         base = torch.maximum(top, sink)
         norm = safe * (top - base).exp2() + (sink - base).exp2()
-    lift = (top - base).exp2() / norm
+        lift = (top - base).exp2() / norm
     out = {
         "mass": total * lift,
-        "entropy": torch.where(alive, safe.log() - math.log(2.0) * lag / safe, 0.0),
-        "maximum": torch.where(alive, lift, 0.0),
+        "entropy": torch.addcdiv(safe.log(), lag, safe, value=-math.log(2.0)),
+        "maximum": lift.masked_fill_(empty, 0.0),
     }
     columns, near = request.wants("columns"), len(request.near_zero) if request.wants("near_zero") else 0
     if columns or near:
-        lse = torch.where(alive, base + norm.log2(), torch.inf).float()
+        lse = norm.log2().add_(base).masked_fill_(empty, torch.inf).float()
         mass = torch.zeros((2, b, h, s), dtype=torch.float32, device=device)
         large = torch.zeros((max(near, 1), b, h, s), dtype=torch.int32, device=device)
         levels = padded_list(tuple(math.log2(x) for x in request.near_zero), device)
@@ -253,7 +255,7 @@ def softmax_sums(q: torch.Tensor, k: torch.Tensor, request: Request) -> dict[str
             **tiles,
         )  # fmt: skip
         if columns:
-            out["columns"] = mass[0].double() + mass[1].double()
+            out["columns"] = mass.sum(0, dtype=torch.float64)
         if near:
             out["large"] = large.sum(-1, dtype=torch.int64).permute(1, 2, 0)
     return out

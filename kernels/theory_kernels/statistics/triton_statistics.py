@@ -10,7 +10,7 @@ from .triton_entmax import entmax_thresholds
 from .triton_moments import moments
 from .triton_softmax import softmax_sums
 from .triton_threshold import SCREEN_FROM, screened, threshold_sums
-from .visibility import column_rows
+from .visibility import column_rows, visible_totals
 
 Views = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -75,7 +75,6 @@ def _view(
 
 
 def _near(sums: dict[str, torch.Tensor], name: str, visible: torch.Tensor, request: Request) -> torch.Tensor:
-    total = visible.sum(-1, keepdim=True)
     if not request.near_zero:
-        return total.new_zeros((*visible.shape[:2], 0))
-    return total - sums["large" + name]
+        return visible.new_zeros((*visible.shape[:2], 0))
+    return visible_totals(request.see) - sums["large" + name]

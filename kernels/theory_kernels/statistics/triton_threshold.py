@@ -446,7 +446,6 @@ def threshold_sums(listed: Listed, request: Request) -> dict[str, torch.Tensor]:
             q1, k1, q2, k2, listed.tau, lam, turned, sums, where.bounds, *sizes, *shape, blocks, b * h * s, *numbers,
             **fixed,
         )  # fmt: skip
-        both = sums.double()
-        for index, name in enumerate(("columns", "columns1", "columns2")):
-            out[name] = both[2 * index] + both[2 * index + 1]
+        both = sums.view(3, 2, b, h, s).sum(1, dtype=torch.float64)
+        out |= zip(("columns", "columns1", "columns2"), both, strict=True)
     return out

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+
+from ..geometry import remembered
 
 
 class Visibility(NamedTuple):
@@ -21,6 +24,9 @@ class Visibility(NamedTuple):
         Causal: row at position i sees i - window < j <= i. Otherwise |i - j| <= window.
     mask : torch.Tensor or None
         bool (B or 1, H or 1, T, S), True for visible.
+    key : tuple or None
+        What the positions follow from where they are the same for every sequence and without a mask. What is made of
+        them is then remembered.
     """
 
     bounds: torch.Tensor
@@ -29,6 +35,7 @@ class Visibility(NamedTuple):
     causal: bool
     window: int | None
     mask: torch.Tensor | None
+    key: tuple | None = None
 
     @property
     def before(self) -> int | None:
@@ -39,6 +46,13 @@ class Visibility(NamedTuple):
     def after(self) -> int | None:
         """Keys at most this far ahead of a row are seen; None for all."""
         return 0 if self.causal else self.window
+
+
+def remember(see: Visibility, name: str, make: Callable[[], torch.Tensor], *more: object) -> torch.Tensor:
+    """A read-only table that follows from the positions (and ``more``) alone; layers of a model share it."""
+    if see.key is None:
+        return make()
+    return remembered((name, *see.key, *more), see.bounds.device, make)
 
 
 def key_range(position: torch.Tensor, start: torch.Tensor, stop: torch.Tensor, see: Visibility) -> torch.Tensor:
@@ -54,14 +68,10 @@ def key_range(position: torch.Tensor, start: torch.Tensor, stop: torch.Tensor, s
 
 def visible_counts(see: Visibility, heads: int) -> torch.Tensor:
     """Keys that each row sees, int64 (B, H, T)."""
-    row0, row1, key0, key1, offset = see.bounds[..., None]
-    row = torch.arange(see.rows, device=see.bounds.device)
-    low, high = key_range(row + offset, key0, key1, see)
-    batch = see.bounds.shape[1]
     if see.mask is None:
-        seen = torch.where((row >= row0) & (row < row1), high - low, 0)
-        return seen[:, None].expand(batch, heads, see.rows).contiguous()
-    out = torch.zeros((batch, heads, see.rows), dtype=torch.int64, device=row.device)
+        return remember(see, "keys by row", lambda: _keys_by_row(see))[:, None].repeat(1, heads, 1)
+    batch = see.bounds.shape[1]
+    out = torch.zeros((batch, heads, see.rows), dtype=torch.int64, device=see.bounds.device)
     step = max(1, (1 << 24) // max(1, see.keys * heads))
     for b in range(batch):
         for first in range(0, see.rows, step):
@@ -71,8 +81,25 @@ def visible_counts(see: Visibility, heads: int) -> torch.Tensor:
     return out
 
 
+def _keys_by_row(see: Visibility) -> torch.Tensor:
+    """int64 (B, T), without a mask."""
+    row0, row1, key0, key1, offset = see.bounds[..., None]
+    row = torch.arange(see.rows, device=see.bounds.device)
+    low, high = key_range(row + offset, key0, key1, see)
+    return torch.where((row >= row0) & (row < row1), high - low, 0)
+
+
+def visible_totals(see: Visibility) -> torch.Tensor:
+    """Visible pairs of each sequence, int64 (B, 1, 1); without a mask, read-only."""
+    return remember(see, "pairs", lambda: _keys_by_row(see).sum(-1)[:, None, None])
+
+
 def pair_counts(see: Visibility, gap: int) -> torch.Tensor:
-    """Visible pairs at least ``gap`` apart, int64 (B,); without a mask."""
+    """Visible pairs at least ``gap`` apart, int64 (B,); without a mask, read-only."""
+    return remember(see, "pairs apart", lambda: _pairs_apart(see, gap), gap)
+
+
+def _pairs_apart(see: Visibility, gap: int) -> torch.Tensor:
     row0, row1, key0, key1, offset = see.bounds[..., None]
     row = torch.arange(see.rows, device=see.bounds.device)
     low, high = key_range(row + offset, key0, key1, see)
@@ -83,6 +110,12 @@ def pair_counts(see: Visibility, gap: int) -> torch.Tensor:
 
 def column_rows(see: Visibility) -> torch.Tensor:
     """Rows that see each key, int64 (B, S)."""
+    if see.key is not None:
+        return remember(see, "rows by key", lambda: _rows_by_key(see)).clone()
+    return _rows_by_key(see)
+
+
+def _rows_by_key(see: Visibility) -> torch.Tensor:
     row0, row1, key0, key1, offset = see.bounds[..., None]
     key = torch.arange(see.keys, device=see.bounds.device)
     low, high = row0, row1
