@@ -199,7 +199,7 @@ def test_results_of_trained_models(make, tmp_path: Path) -> None:
     assert list(frame.row) == ["A_b"] * 3 + ["C"] * 3 + ["D"]
     latex = (tmp_path / "out" / "own" / "losses.tex").read_text()
     assert r"A\_b" in latex
-    assert r"good (\%)" in latex
+    assert r"(\%)" in latex
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 3
     assert state(experiment, tmp_path / "out", str(data)).word == FRESH
     file.write_text(file.read_text().replace("3.2,", "3.25,"))
@@ -216,6 +216,8 @@ def test_results_of_trained_models(make, tmp_path: Path) -> None:
         ("row,column,value\na,b,nan\n", "line 2, column 'value'"),
         ("row,column,value\na,,1\n", "line 2, column 'column': empty"),
         ("row,column,value,low,high\na,b,1,2,3\n", "an interval around 1"),
+        ("# seed: 1\nrow,column,value\na,b,1\na,c,2\na,b,3\n", "line 5: a b; row, column of line 3 again"),
+        ("# seed: 1\nrow,column\n", "line 2: row, column; columns needed: value"),
     ],
 )
 def test_bad_results(make, tmp_path: Path, text: str, words: str) -> None:
@@ -224,6 +226,55 @@ def test_bad_results(make, tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "results" / "own" / "losses.csv").write_text(text)
     (outcome,) = reproduce([experiment], tmp_path / "out", data=str(tmp_path / "results"))
     assert words in outcome.failure
+
+
+def test_results_say_where_they_come_from(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that ship beside the experiments are found anywhere; the user's own go first."""
+    monkeypatch.setattr("theory_lab.audit.experiments_dir", lambda: tmp_path / "experiments")
+    shipped, own = tmp_path / "experiments" / "own" / "measured", tmp_path / "results" / "own"
+    for folder, device in ((shipped, "NVIDIA H200"), (own, "my own")):
+        folder.mkdir(parents=True)
+        (folder / "losses.csv").write_text(f"# device: {device}\n# seed: 3, 4\n#\nrow,column,value\nC,loss,3\n")
+    for data, device in (("elsewhere", "NVIDIA H200"), (str(tmp_path / "results"), "my own")):
+        (outcome,) = reproduce([make(RECORD, "losses")], tmp_path / "out", data=data)
+        assert not outcome.failure
+        assert f"seed 3, 4, device {device}" in (tmp_path / "out" / "own" / "losses.md").read_text()
+
+
+def test_wide_tables_keep_within_the_page(make, tmp_path: Path) -> None:
+    """By their own reckoning, and by LaTeX's where it is installed."""
+    import shutil
+    import subprocess
+
+    from theory_lab.reproduce import latex
+
+    names = [f"ARC-Challenge {k}, normalized" for k in range(13)]
+    columns = ", ".join(f'{{ name = "{name}" }}' for name in names)
+    cells = ", ".join(["'3.1190'"] * 13)
+    rows = "\n".join(f'"Gated Softmax {k}" = [{cells}]' for k in range(20))
+    text = RECORD[: RECORD.index("columns =")] + f"columns = [{columns}]\n\n[paper.rows]\n{rows}\n"
+    lines = [f'Gated Softmax {k},"{name}",3.2,3.1,3.3' for k in range(20) for name in names]
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "losses.csv").write_text("row,column,value,low,high\n" + "\n".join(lines) + "\n")
+    (outcome,) = reproduce([make(text, "losses")], tmp_path / "out", data=str(tmp_path))
+    assert not outcome.failure
+    written = (tmp_path / "out" / "own" / "losses.tex").read_text()
+    assert written.count("3.2000 [3.1000, 3.3000]") == 20 * 13  # every cell once
+    assert written.count(r"\begin{table}") == written.count(r"\caption") == written.count(r"\addtocounter") + 1
+    block = (["", *names], [["Gated Softmax 1", *["3.2000 [3.1000, 3.3000]"] * 13]])
+    found = latex.groups(block, "footnotesize")
+    assert [column for group in found for column in group] == list(range(1, 14))
+    assert max(map(len, found)) == 3
+    if shutil.which("pdflatex") is not None:
+        page = "\\documentclass{article}\n\\begin{document}\n" + written + "\\end{document}\n"
+        (tmp_path / "page.tex").write_text(page)
+        ran = subprocess.run(
+            ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "page.tex"],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stdout[-2000:]
+        assert "Overfull" not in ran.stdout
+        assert "Float too large" not in ran.stdout
 
 
 def test_results_that_are_no_text(make, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from theory_lab.audit_data import parse_printed
+from theory_lab.audit_data import Quantity, parse_printed
 from theory_lab.figures import style
 from theory_lab.reproduce.words import BASELINE
 
@@ -47,6 +47,8 @@ def _printed(axes: Any, experiment: Experiment, styles: dict[str, dict[str, Any]
     for row, cells in experiment.printed.rows.items():
         for column in cells:
             x, y = parse_printed(column), experiment.printed.value(row, column)
+            if y is not None and column == experiment.options.get("level"):
+                _level(axes, cells[column], y)
             if x is None or y is None:
                 continue
             color = styles[row]["color"] if row in styles else "0.3"
@@ -55,7 +57,17 @@ def _printed(axes: Any, experiment: Experiment, styles: dict[str, dict[str, Any]
                           mew=1.0, zorder=5, label=None if drawn else "as printed")  # fmt: skip
             drawn = True
     if drawn:
-        axes.text(0.02, 0.03, "◇ as the paper printed it", transform=axes.transAxes, fontsize=6.4)
+        # Above the lines, where none of them can cross it.
+        axes.text(1.0, 1.02, "◇ as the paper printed it", transform=axes.transAxes, fontsize=6.4, ha="right")
+
+
+def _level(axes: Any, text: str, value: Quantity) -> None:
+    """A printed number that belongs to no place along x, as a dotted line over its rounding."""
+    axes.axhspan(float(value.low), float(value.high), color="0.3", alpha=0.12, lw=0)
+    axes.axhline(value.middle, color="0.3", ls=(0, (1, 1.5)), lw=1.0)
+    axes.annotate(f"the paper prints {text}", (0.02, value.middle), (0, 3), xycoords=axes.get_yaxis_transform(),
+                  textcoords="offset points", fontsize=6.4, color="0.3")  # fmt: skip
+    axes.set_ylim(None, max(axes.get_ylim()[1], 1.15 * float(value.high)))
 
 
 def _fits(axes: Any, frame: pd.DataFrame) -> bool:
@@ -71,6 +83,8 @@ def draw_panel(axes: Any, frame: pd.DataFrame, styles: dict[str, dict[str, Any]]
             style.length_axis(axes, options.get("xlabel", "tokens"), every)
         else:
             axes.set_xscale("log")
+    elif all(x == int(x) for x in every):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(options.get("xlabel", "tokens"))
     if options.get("ylog", False):
         axes.set_yscale("log")

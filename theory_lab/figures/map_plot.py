@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.figures import style
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def draw_map(frame: pd.DataFrame, experiment: Experiment) -> Any:
-    """Rows and columns in the order in which they first appear."""
+    """Rows and columns in the order in which they first appear; ``the#2`` is shown as ``the``."""
     import seaborn
 
     options = experiment.options
@@ -26,12 +27,17 @@ def draw_map(frame: pd.DataFrame, experiment: Experiment) -> Any:
     seaborn.heatmap(
         table, ax=axes, cmap=style.DIVERGING if signed else style.SEQUENTIAL, vmin=-edge if signed else 0.0, vmax=edge,
         linewidths=0.4, square=False, cbar_kws={"label": options.get("ylabel", "value"), "shrink": 0.8},
-        xticklabels=True, yticklabels=True,
+        xticklabels=[_shown(c) for c in columns], yticklabels=[_shown(r) for r in rows],
     )  # fmt: skip
     axes.grid(False)
     axes.set_facecolor("0.93")
     axes.tick_params(length=0)
     axes.tick_params(axis="y", rotation=0)
     axes.set_xlabel(options.get("xlabel", "key"))
-    axes.set_ylabel(options.get("ylabel_rows", "query"))
+    axes.set_ylabel(options.get("rowlabel", "query"))
     return figure
+
+
+def _shown(name: object) -> str:
+    """A name without the number that tells it from its twins."""
+    return re.sub(r"(?<=.)#\d+$", "", str(name))

@@ -99,7 +99,8 @@ class Drawing:
 
     def modules(self) -> tuple[str, ...]:
         """Modules whose code its look depends on."""
-        return (self.function.partition(":")[0], "theory_lab.figures.style")
+        own = ("theory_lab.reproduce.latex",) if self.name == "table" else ()
+        return (self.function.partition(":")[0], *own, "theory_lab.figures.style")
 
     def load(self) -> Callable[..., Any]:
         """The function."""
@@ -229,8 +230,12 @@ DRAWINGS: dict[str, Drawing] = {
         Drawing("speed", "theory_lab.figures.speed_plot:draw_speed", _COMMON),
         Drawing("probe", "theory_lab.figures.curves_plot:draw_probe", {**_COMMON, **_AXES}),
         Drawing("tails", "theory_lab.figures.tails_plot:draw_tails", _COMMON),
-        Drawing("curves", "theory_lab.figures.curves_plot:draw_curves", {**_COMMON, **_AXES}),
-        Drawing("map", "theory_lab.figures.map_plot:draw_map", {**_COMMON, "xlabel": "text", "ylabel": "text"}),
+        Drawing("curves", "theory_lab.figures.curves_plot:draw_curves", {**_COMMON, **_AXES, "level": "text"}),
+        Drawing(
+            "map",
+            "theory_lab.figures.map_plot:draw_map",
+            {**_COMMON, "xlabel": "text", "ylabel": "text", "rowlabel": "text"},
+        ),
         Drawing("table", "theory_lab.reproduce.tables:render"),
     )
 }

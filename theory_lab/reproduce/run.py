@@ -72,6 +72,8 @@ class Context:
         A folder of its own for unfinished work.
     progress : Progress or None
         Told what happens.
+    device, seed : str
+        For the provenance; a computation that reads what was measured elsewhere says where and with which seed.
     """
 
     data: str
@@ -79,6 +81,7 @@ class Context:
     partial: Path
     progress: Progress | None = None
     device: str = "cpu"
+    seed: str = ""
 
     def remembered(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Records of one piece of work: those that an interrupted run left, or those made now, which are kept."""
@@ -235,7 +238,7 @@ def _one(
             "experiment": experiment.id,
             "size": size,
             "hash": cache.experiment_hash(experiment, size),
-            "seed": experiment.seed,
+            "seed": context.seed or experiment.seed,
             "device": context.device,
             "seconds": round(time.perf_counter() - began, 3),
             "version": _version(),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.audit_data import NOT_PRINTED, parse_printed
+from theory_lab.reproduce.latex import Block, to_latex
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,11 +86,8 @@ def _of(cell: Mapping[Any, Any] | None, name: str) -> float:
 def render(experiment: Experiment, frame: pd.DataFrame, provenance: str) -> dict[str, str]:
     """The table as Markdown (``md``) and LaTeX (``tex``)."""
     table = compare(experiment, frame)
-    blocks = [_block(table, which) for which in range(3)]
-    return {"md": _markdown(experiment, blocks, provenance), "tex": _latex(experiment, blocks, provenance)}
-
-
-Block = tuple[list[str], list[list[str]]]
+    blocks = {name: _block(table, which) for which, name in enumerate(BLOCKS)}
+    return {"md": _markdown(experiment, blocks, provenance), "tex": to_latex(experiment, blocks, provenance)}
 
 
 def _block(table: pd.DataFrame, which: int) -> Block:
@@ -139,9 +137,9 @@ def _difference(record: Mapping[Any, Any]) -> str:
     return f"{sign}{value} [{low}, {high}]".replace("-", "−")
 
 
-def _markdown(experiment: Experiment, blocks: list[Block], provenance: str) -> str:
+def _markdown(experiment: Experiment, blocks: dict[str, Block], provenance: str) -> str:
     lines = [f"# {experiment.title}", "", experiment.caption, "", f"Source: {experiment.source}.", ""]
-    for name, (head, body) in zip(BLOCKS, blocks, strict=True):
+    for name, (head, body) in blocks.items():
         lines += [f"## {name[0].upper()}{name[1:]}", ""]
         if name == BLOCKS[0] and experiment.printed is not None:
             lines += [f"As printed in {experiment.printed.source}.", ""]
@@ -155,27 +153,3 @@ def _markdown(experiment: Experiment, blocks: list[Block], provenance: str) -> s
 
 def _escape_md(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-_LATEX = {"&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"$\sim$",
-          "^": r"\^{}", "\\": r"\textbackslash{}", "−": "$-$", "–": "--", "≤": r"$\le$", "×": r"$\times$",
-          "κ": r"$\kappa$", "λ": r"$\lambda$", "β": r"$\beta$", "α": r"$\alpha$", "θ": r"$\theta$"}  # fmt: skip
-
-
-def escape_latex(text: str) -> str:
-    """Text that LaTeX sets as it stands."""
-    return "".join(_LATEX.get(letter, letter) for letter in text)
-
-
-def _latex(experiment: Experiment, blocks: list[Block], provenance: str) -> str:
-    lines = [f"% {provenance}", r"\begin{table}", r"\centering", r"\small"]
-    for name, (head, body) in zip(BLOCKS, blocks, strict=True):
-        if not body:
-            continue
-        lines += [r"\begin{tabular}{l" + "r" * (len(head) - 1) + "}"]
-        lines += [rf"\multicolumn{{{len(head)}}}{{l}}{{\textbf{{{escape_latex(name)}}}}} \\ \hline"]
-        lines += [" & ".join(map(escape_latex, head)) + r" \\ \hline"]
-        lines += [" & ".join(map(escape_latex, row)) + r" \\" for row in body]
-        lines += [r"\hline", r"\end{tabular}", "", r"\medskip", ""]
-    lines += [rf"\caption{{{escape_latex(experiment.title)}. {escape_latex(experiment.source)}.}}", r"\end{table}", ""]
-    return "\n".join(lines)

@@ -1,8 +1,10 @@
-"""The kind ``record``: numbers that somebody's training or evaluation left in a folder of results.
+"""The kind ``record``: numbers that training or evaluation left in a file.
 
-``DATA/<paper>/<name>.csv``, one row a number. A table's file has the columns row, column, value, low, high; a curve's
-series, x, value, low, high; a grid's row, column, value as well. ``low`` and ``high`` are the ends of an interval and
-may be empty; ``text`` may stand for ``value`` where a table holds words.
+``DATA/<paper>/<name>.csv`` if there is one, else ``experiments/<paper>/measured/<name>.csv``, which ships with the
+toolkit; one row a number. A table's file has the columns row, column, value, low, high; a curve's series, x, value,
+low, high (and panel); a map's row, column, value. ``low`` and ``high`` are the ends of an interval and may be empty;
+``text`` may stand for ``value`` where a table holds words. Lines such as ``# device: NVIDIA H200`` before the header
+say where the numbers come from.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import csv
 import hashlib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from theory_lab.errors import InputError
 from theory_lab.reproduce.needs import DATA, Need
@@ -26,11 +28,18 @@ if TYPE_CHECKING:
 
 _SHAPES = {"table": ("row", "column"), "curves": ("series", "x"), "map": ("row", "column")}
 _NUMBERS = ("value", "low", "high")
+#: The folder, beside the experiments of a paper, of what was measured for this project.
+MEASURED = "measured"
+_UNKNOWN = "not recorded"
 
 
 def path_of(experiment: Experiment, data: str) -> Path:
-    """Where the numbers would lie."""
-    return Path(data) / experiment.folder / f"{experiment.name}.csv"
+    """Where the numbers lie, or would lie: the user's own go before those that ship with the toolkit."""
+    from theory_lab.audit import experiments_dir
+
+    own = Path(data) / experiment.folder / f"{experiment.name}.csv"
+    shipped = experiments_dir() / experiment.folder / MEASURED / own.name
+    return shipped if shipped.is_file() and not own.is_file() else own
 
 
 def need(experiment: Experiment, settings: Mapping[str, Any], data: str) -> Need | None:
@@ -51,31 +60,62 @@ def compute(experiment: Experiment, settings: dict[str, Any], context: Context) 
     Raises
     ------
     InputError
-        For missing columns, words where numbers belong, or ends that do not enclose their value; it names the file,
-        the line and the column.
+        For missing columns, words where numbers belong, ends that do not enclose their value, or a number that is
+        there twice; it names the file, the line and the column.
     """
     import pandas as pd
 
     path = path_of(experiment, context.data)
-    keys = _SHAPES[settings.get("shape", experiment.draw)]
+    shape = settings.get("shape", experiment.draw)
+    if shape not in _SHAPES:
+        raise experiment.error("shape", shape, f"known: {', '.join(_SHAPES)}")
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            records = _records(csv.DictReader(file), keys, path)
+            about, skipped = _about(file)
+            records = _records(csv.DictReader(file), _SHAPES[shape], path, skipped)
     except UnicodeDecodeError:
         raise InputError(str(path), "not UTF-8 text", "a CSV file is needed") from None
     except csv.Error as error:
         raise InputError(str(path), f"damaged ({error})", "a CSV file is needed") from None
     if not records:
         raise InputError(f"{path}", "no rows", "at least one is needed")
+    context.device, context.seed = about.get("device", _UNKNOWN), about.get("seed", _UNKNOWN)
     return pd.DataFrame(records)
 
 
-def _records(reader: csv.DictReader[str], keys: tuple[str, ...], path: Path) -> list[dict[str, Any]]:
+def _about(file: TextIO) -> tuple[dict[str, str], int]:
+    """The lines ``# key: value`` before the header, and how many there are; the file then stands at its header."""
+    about: dict[str, str] = {}
+    skipped = 0
+    place = file.tell()
+    while (line := file.readline()).startswith("#"):
+        key, _, value = line.lstrip("#").partition(":")
+        about[key.strip().lower()] = " ".join(value.split())
+        skipped += 1
+        place = file.tell()
+    file.seek(place)
+    return {key: value for key, value in about.items() if value}, skipped
+
+
+def _records(reader: csv.DictReader[str], keys: tuple[str, ...], path: Path, skipped: int) -> list[dict[str, Any]]:
     head = reader.fieldnames or []
     missing = [name for name in (*keys, "value") if name not in head]
     if missing:
-        raise InputError(f"{path}, line 1", ", ".join(head) or "empty", f"columns needed: {', '.join(missing)}")
-    return [_record(row, keys, path, number) for number, row in enumerate(reader, 2)]
+        words = ", ".join(head) or "empty"
+        raise InputError(f"{path}, line {skipped + 1}", words, f"columns needed: {', '.join(missing)}")
+    if "panel" in head:
+        keys = ("panel", *keys)
+    found: list[dict[str, Any]] = []
+    lines: dict[tuple[Any, ...], int] = {}
+    for row in reader:
+        line = reader.line_num + skipped
+        found.append(_record(row, keys, path, line))
+        name = tuple(found[-1][key] for key in keys)
+        if name in lines:
+            twice = f"{', '.join(keys)} of line {lines[name]} again"
+            raise InputError(f"{path}, line {line}", " ".join(map(str, name)), f"{twice}: each may be there once")
+        lines[name] = line
+    return found
 
 
 def _record(row: dict[str, Any], keys: tuple[str, ...], path: Path, line: int) -> dict[str, Any]:
