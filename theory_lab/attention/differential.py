@@ -141,7 +141,10 @@ class DEX(Mechanism):
         return safe_softmax(scores[0], scope.visible)
 
     def aggregate(self, weights: Tensor, v: Tensor, scope: Scope | None = None) -> Tensor:
-        o = weights @ v
+        return self.adapt(weights @ v)
+
+    def adapt(self, o: Tensor) -> Tensor:
+        """o' of an output o (..., H, T, V)."""
         if o.shape[-1] != self.projection.shape[0]:
             raise InputError("v", f"{o.shape[-1]} channels", f"{self.projection.shape[0]}, the value_dim of DEX")
         change = self.value("lam", o) * (o @ self.projection.to(o))
