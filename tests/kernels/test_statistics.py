@@ -132,6 +132,45 @@ def test_head_dims(kind: str, dtype: torch.dtype, d: int, device: torch.device, 
     _check(Case(kind, t=200, s=200, d=d, dtype=dtype), "triton", device)
 
 
+@pytest.mark.parametrize("limit", [200 << 10, 99 << 10])
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tiles_fit_shared_memory(dtype: torch.dtype, views: int, limit: int, triton: str) -> None:
+    from theory_kernels.statistics.triton_common import flags_of, shared_bytes, square_tiles
+
+    for d in (1, 16, 48, 64, 80, 128, 160, 256):
+        q = torch.empty((1, 1, 1, d), dtype=dtype)
+        tiles = square_tiles(q, views, limit)
+        width = flags_of(q)["DP"]
+        assert shared_bytes(tiles["BM"], tiles["num_stages"], width, q.element_size(), views) <= limit
+        if limit > 100 << 10 and d * q.element_size() <= 256:
+            assert tiles["BM"] == 64, "the lists of tiles are of this size"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("views", [1, 2])
+def test_kernels_take_the_shared_memory_that_was_foreseen(
+    views: int, dtype: torch.dtype, d: int, device: torch.device, triton: str
+) -> None:
+    """Of every compiled kernel, in bytes; an eighth of the device's is left for reductions."""
+    from theory_kernels.statistics import triton_moments, triton_threshold
+    from theory_kernels.statistics.triton_common import flags_of, shared_bytes, square_tiles
+
+    kernels = (triton_threshold._rows_kernel, triton_threshold._columns_kernel, triton_moments._moments_kernel)
+    for kernel in kernels:
+        kernel.device_caches.clear()
+    tensors, options = inputs(Case("tda" if views == 2 else "tra", t=200, s=200, d=d, dtype=dtype), device)
+    run(tensors, options, "triton")
+    tiles = square_tiles(tensors[0], views)
+    width, size = flags_of(tensors[0])["DP"], tensors[0].element_size()
+    foreseen = shared_bytes(tiles["BM"], tiles["num_stages"], width, size, views)
+    for kernel in kernels:
+        for compiled in kernel.device_caches[device.index or 0][0].values():
+            assert compiled.metadata.shared <= foreseen * 9 // 8 + 4096, (kernel.__name__, compiled.metadata.shared)
+
+
 @pytest.mark.parametrize("implementation", ["chunked", pytest.param("triton", marks=GPU_ONLY)])
 def test_long_column(implementation: str, device: torch.device) -> None:
     """131,072 rows put their mass on one key: half precision would stop at 2048, plain float32 drifts."""

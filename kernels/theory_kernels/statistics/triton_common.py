@@ -8,6 +8,7 @@ A row at position i sees the keys from i - BEFORE to i + AFTER, where HAS_BEFORE
 # Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -144,6 +145,36 @@ def flags_of(q: torch.Tensor) -> dict[str, Any]:
     return {
         "D": d, "DP": width, "PREC": "tf32x3" if q.dtype == torch.float32 else "tf32", "UPCAST": INTERPRETED,
     }  # fmt: skip
+
+
+def shared_bytes(tile: int, stages: int, width: int, itemsize: int, views: int) -> int:
+    """Shared memory of a program that reads ``tile`` rows of every view at a time, at most.
+
+    A buffer a stage, and the operand of the tensor cores; float32 rows are split into two of tf32 for those.
+    """
+    return views * tile * width * itemsize * (stages + (2 if itemsize == 4 else 1))
+
+
+@functools.cache
+def _shared_limit() -> int:
+    """Seven eighths of what a program can have: reductions need some as well."""
+    device = triton.runtime.driver.active.get_current_device()
+    return triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"] * 7 // 8
+
+
+def square_tiles(q: torch.Tensor, views: int, limit: int | None = None) -> dict[str, int]:
+    """Shape of the tiles of ``views`` products at a time, and warps and stages, that fit the shared memory."""
+    if INTERPRETED and limit is None:
+        return {"BM": 32, "BN": 32, "num_warps": 4, "num_stages": 1}
+    limit = _shared_limit() if limit is None else limit
+    width, itemsize = flags_of(q)["DP"], q.element_size()
+    large = width > 128
+    # 512 bytes a row: registers hold no more of 64 rows.
+    shapes = [(64, 2), (64, 1)] if width * itemsize <= 512 else []
+    shapes = [x for x in [*shapes, (32, 1)] if not large or x[1] == 1]
+    fitting = [x for x in shapes if shared_bytes(*x, width, itemsize, views) <= limit]
+    tile, stages = fitting[0] if fitting else (16, 1)
+    return {"BM": tile, "BN": tile, "num_warps": 8 if large else 4, "num_stages": stages}
 
 
 def with_unit_stride(x: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,20 @@ import torch
 import triton
 import triton.language as tl
 
-from ..primitives import bit_count, first_bit, load_rows, rectified_power
-from ..screen import padded
+from ..primitives import INTERPRETED, bit_count, first_bit, load_rows, rectified_power
 from .request import Request
-from .triton_common import SIZES, Positions, add_pair, bounds_of, flags_of, key_tiles, logits, products, visible
+from .triton_common import (
+    SIZES,
+    Positions,
+    add_pair,
+    bounds_of,
+    flags_of,
+    key_tiles,
+    logits,
+    products,
+    square_tiles,
+    visible,
+)  # fmt: skip
 from .triton_threshold import TILE, Listed
 
 STEPS = 40
@@ -108,9 +118,12 @@ def _threshold_kernel(
 def entmax_thresholds(q: torch.Tensor, k: torch.Tensor, request: Request) -> Listed:
     """Thresholds in units of (alpha - 1) times the logits, and the tiles that may hold weight."""
     q, k = q.contiguous(), k.contiguous()
-    (b, h, t, d), (g, s) = q.shape, k.shape[1:3]
+    (b, h, t), (g, s) = q.shape[:3], k.shape[1:3]
     where, device = Positions(request, q.device), q.device
-    tile = TILE if padded(d) * q.element_size() <= 512 else 32
+    tiles = square_tiles(q, 1)
+    if INTERPRETED:
+        tiles |= {"BM": TILE, "BN": TILE}
+    tile = tiles["BM"]
     rows, words = triton.cdiv(t, tile), triton.cdiv(s, tile * 32)
     tau = torch.zeros((2, b, h, t), dtype=torch.float32, device=device)
     tau[0] = torch.inf
@@ -120,8 +133,7 @@ def entmax_thresholds(q: torch.Tensor, k: torch.Tensor, request: Request) -> Lis
     top = None if cap is None else cap * (request.alpha - 1.0)
     _threshold_kernel[(b * h * rows,)](
         q, k, tau, marks, where.bounds, b, h, g, t, s, where.before, where.after, rows, words, rows, factor,
-        top or 1.0, **flags_of(q), **where.flags, BM=tile, BN=tile, POWER=power, SOFTCAP=cap is not None, MOST=STEPS,
-        num_warps=4 if padded(d) <= 128 else 8, num_stages=2 if padded(d) <= 128 else 1,
+        top or 1.0, **flags_of(q), **where.flags, **tiles, POWER=power, SOFTCAP=cap is not None, MOST=STEPS,
     )  # fmt: skip
     # Larger head dims have smaller tiles than the list kernels: they walk every tile.
     return Listed([(q, k)], tau, marks if tile == TILE else None, factor, top, power)

@@ -11,8 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..primitives import INTERPRETED, load_rows
-from ..screen import padded
+from ..primitives import load_rows
 from .moments import MomentTotals
 from .request import Request
 from .results import ScoreStatistics
@@ -26,6 +25,7 @@ from .triton_common import (
     next_power,
     padded_list,
     products,
+    square_tiles,
     visible,
     with_unit_stride,
 )  # fmt: skip
@@ -146,7 +146,7 @@ def moments(
     """Score statistics of every view and their covariance; the rows are already normalized where asked for."""
     views = [(with_unit_stride(q), with_unit_stride(k)) for q, k in views]
     (q1, k1), (q2, k2) = views[0], views[-1]
-    (b, h, t, d), g, count = q1.shape, k1.shape[1], len(views)
+    (b, h, t), g, count = q1.shape[:3], k1.shape[1], len(views)
     where, device = Positions(request, q1.device), q1.device
     totals = MomentTotals(views, request, 1.0, normalize=False)
     levels, exponents = len(request.levels), len(request.exponents)
@@ -154,18 +154,17 @@ def moments(
     out[:, 4], out[:, 5] = torch.inf, -torch.inf
     over = torch.zeros((2, max(levels, 1), b, h, t), dtype=torch.int32, device=device)
     mgf = torch.zeros((2, 2, max(exponents, 1), b, h, t), dtype=torch.float32, device=device)
-    tile = 32 if INTERPRETED or padded(d) * q1.element_size() > 512 else 64
+    tiles = square_tiles(q1, count)
     shift = totals.shift.float()
     totals.shift = shift.double()
-    blocks = triton.cdiv(t, tile)
+    blocks = triton.cdiv(t, tiles["BM"])
     _moments_kernel[(b * h * blocks,)](
         q1, k1, q2, k2, shift.contiguous(), padded_list(request.levels, device),
         padded_list(tuple(x * LOG2_E for x in request.exponents), device), out, over, mgf, where.bounds, b, h, g, t,
         where.before, where.after, request.moment_gap, blocks, b * h * t, *q1.stride()[:3], *k1.stride()[:3],
-        *q2.stride()[:3], *k2.stride()[:3], **flags_of(q1), **where.flags, BM=tile, BN=tile, VIEWS=count,
+        *q2.stride()[:3], *k2.stride()[:3], **flags_of(q1), **where.flags, **tiles, VIEWS=count,
         CAUSAL=request.see.causal, LEVEL_COUNT=levels, LEVEL_SLOTS=next_power(levels), EXPONENT_COUNT=exponents,
-        EXPONENT_SLOTS=next_power(exponents), num_warps=4 if padded(d) <= 128 else 8,
-        num_stages=2 if padded(d) <= 128 else 1,
+        EXPONENT_SLOTS=next_power(exponents),
     )  # fmt: skip
     totals.count = pair_counts(request.see, request.moment_gap)[:, None].repeat(1, h)
     for view in range(count):

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from ..geometry import Geometry
 from ..primitives import INTERPRETED, bit_count, first_bit, live_words, load_rows, rectified_power
-from ..screen import padded, prepare, quantize, screen, transpose
+from ..screen import prepare, quantize, screen, transpose
 from .request import Request, stored
 from .triton_common import (
     SIZES,
@@ -31,6 +31,7 @@ from .triton_common import (
     padded_list,
     products,
     row_tiles,
+    square_tiles,
     visible,
 )  # fmt: skip
 
@@ -366,11 +367,9 @@ def screened(
 ) -> Listed:
     """Unit rows of TRA's or TDA's views, thresholds, and the tiles that may hold a survivor."""
     q, k = views[0]
-    (b, h, t, d), s = q.shape, k.shape[2]
+    (b, h, t), s = q.shape[:3], k.shape[2]
     row0, row1, key0, key1, offset = request.see.bounds
-    # As in counts: 512 bytes a row is what shared memory holds of 64-row tiles.
-    small = padded(d) * q.element_size() <= 512
-    listed = small and s >= screen_from
+    listed = s >= screen_from and (INTERPRETED or square_tiles(q, len(views))["BM"] == TILE)
     geometry = Geometry(
         torch.stack([torch.zeros_like(row1), row1, torch.zeros_like(key1), key1, offset]).to(torch.int32).contiguous(),
         b, t, s, 0, False, request.see.causal,
@@ -401,10 +400,12 @@ def threshold_sums(listed: Listed, request: Request) -> dict[str, torch.Tensor]:
         (views, B, H, T), "consensus"; "mass1", "maximum1", "large1", "columns1" and so on of the views.
     """
     (q1, k1), (q2, k2) = listed.views[0], listed.views[-1]
-    (b, h, t, d), (g, s), count = q1.shape, k1.shape[1:3], len(listed.views)
+    (b, h, t), (g, s), count = q1.shape[:3], k1.shape[1:3], len(listed.views)
     where, device = Positions(request, q1.device), q1.device
-    small = padded(d) * q1.element_size() <= 512
-    tile = TILE if listed.words is not None else 32 if INTERPRETED or not small else TILE
+    tiles = square_tiles(q1, count)
+    if listed.words is not None:
+        tiles |= {"BM": TILE, "BN": TILE}
+    tile = tiles["BM"]
     near = len(request.near_zero) if request.wants("near_zero") else 0
     plane = b * h * t
     floats = torch.zeros((ROW_FLOATS, b, h, t), dtype=torch.float32, device=device)
@@ -413,9 +414,8 @@ def threshold_sums(listed: Listed, request: Request) -> dict[str, torch.Tensor]:
     words = floats if listed.words is None else listed.words
     lam = request.lam.float().contiguous()
     fixed = {
-        **flags_of(q1), **where.flags, "BM": tile, "BN": tile, "VIEWS": count, "POWER": listed.power,
+        **flags_of(q1), **where.flags, **tiles, "VIEWS": count, "POWER": listed.power,
         "SOFTCAP": listed.cap is not None, "LISTED": listed.words is not None, "PAIR": listed.tau.dim() == 4,
-        "num_warps": 4 if padded(d) <= 128 else 8, "num_stages": 2 if padded(d) <= 128 else 1,
     }  # fmt: skip
     numbers = (listed.factor, listed.cap or 1.0)
     sizes = (b, h, g, t, s, where.before, where.after)
