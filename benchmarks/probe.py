@@ -30,6 +30,7 @@ from theory_lab.probes import texts
 from theory_lab.probes.accumulate import GROUPS
 from theory_lab.probes.plan import Plan
 from theory_lab.probes.positions import scale_positions
+from theory_lab.probes.replay import Replays
 from theory_lab.probes.running import Watched, run_backbone
 from theory_lab.probes.texts import Window
 from theory_lab.probes.watching import watch
@@ -97,16 +98,17 @@ def measure(loaded: object, ids: list[int], name: str, rounds: int) -> dict[str,
         current: list[Watched] = []
 
         def run() -> None:
-            current[:] = [Watched(plan, (length,), Silent(), 0.0)]
+            current[:] = [Watched(plan, (length,), Silent(), 0.0, replays)]
             with torch.inference_mode():
                 run_backbone(loaded, ids)
             frame = current[0].frame(window, "benchmark")
             if frame is None or len(frame) != loaded.layers * loaded.heads:
                 raise RuntimeError("a probe must give a row for every head")
 
+        replays = Replays()
         with watch(loaded.model, lambda call: current[0](call)):
-            # A watch checks each layer's first call; a probe of several windows pays for that once, and on a GPU,
-            # where it shows, it is timed apart.
+            # A watch checks each layer's first call, and a GPU's work is recorded in the first pass; a probe of several
+            # windows pays for that once, and on a GPU, where it shows, it is timed apart.
             timed.append(clock(run, cuda))
             if cuda:
                 timed.append(clock(run, cuda))

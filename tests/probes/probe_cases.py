@@ -33,9 +33,9 @@ def tiny_llama(*, bos: bool = False, seed: int = 0, **more: object) -> SimpleNam
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    settings = {"max_position_embeddings": 512, "num_key_value_heads": 2, **more}
+    settings = {"max_position_embeddings": 512, "num_key_value_heads": 2, "num_hidden_layers": 2, **more}
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_attention_heads=4,
         attn_implementation="sdpa", **settings,
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval().requires_grad_(False)

@@ -179,13 +179,21 @@ class HeadSums:
         return found
 
 
+def stack(snapshots: Sequence[Vectors]) -> Tensor:
+    """(snapshots, names, B, H); all must have the same names."""
+    return torch.stack([value for snapshot in snapshots for value in snapshot.values()]).unflatten(
+        0, (len(snapshots), -1)
+    )
+
+
 def pack(snapshots: Sequence[Vectors]) -> dict[str, F64]:
-    """Snapshots on the host, in one transfer: name -> (snapshots, B, H); all must have the same names."""
-    if not snapshots:
-        return {}
-    tables = [torch.stack(list(snapshot.values())) for snapshot in snapshots]
-    values = torch.stack(tables, 1).cpu().numpy()
-    return dict(zip(snapshots[0], values, strict=True))
+    """Snapshots on the host: name -> (snapshots, B, H); all must have the same names."""
+    return unpack(list(snapshots[0]), [stack(snapshots)]) if snapshots else {}
+
+
+def unpack(names: Sequence[str], stacked: Sequence[Tensor]) -> dict[str, F64]:
+    """What :func:`stack` gave, on the host, in one transfer: name -> (snapshots of all, B, H)."""
+    return dict(zip(names, torch.cat(list(stacked)).transpose(0, 1).cpu().numpy(), strict=True))
 
 
 def head_measures(

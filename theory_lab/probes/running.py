@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +18,11 @@ import torch
 
 from theory_lab.errors import InputError
 from theory_lab.probes import measures, texts
-from theory_lab.probes.accumulate import HeadSums, Vectors, head_measures, pack, parts_needed
+from theory_lab.probes.accumulate import HeadSums, head_measures, parts_needed, stack, unpack
 from theory_lab.probes.keep import ProbeFolder
 from theory_lab.probes.plan import Plan, ProbeResult
 from theory_lab.probes.positions import depends_on_length
+from theory_lab.probes.replay import Replays
 from theory_lab.probes.shares import key_shares
 from theory_lab.probes.texts import Text, Window
 from theory_lab.settings import Progress
@@ -91,6 +93,7 @@ class Run:
     unseen: tuple[str, ...] = ()
     complete: bool = True
     _watched: Watched | None = None
+    _replays: Replays = field(default_factory=Replays)
 
     def all(self, cells: Sequence[Cell]) -> ProbeResult:
         """Every cell, from the folder or measured."""
@@ -131,7 +134,8 @@ class Run:
         """One cell; where it does not fit, its finished layers and what shorter lengths give."""
         lengths = cell.lengths
         while lengths:
-            watched = Watched(self.plan, lengths, self.progress, _work(cell) / max(len(self.plan.layers), 1))
+            work = _work(cell) / max(len(self.plan.layers), 1)
+            watched = Watched(self.plan, lengths, self.progress, work, self._replays)
             try:
                 self._forward(cell.window.ids[: lengths[-1]], watched, seen)
             except OutOfMemory as error:
@@ -268,32 +272,61 @@ def _line(error: BaseException) -> str:
 
 
 class Watched:
-    """The observer of one forward pass: statistics of every call, segment by segment."""
+    """The observer of one forward pass: statistics of every call, segment by segment.
 
-    def __init__(self, plan: Plan, lengths: tuple[int, ...], progress: Progress, work: float) -> None:
+    ``replays`` serves several passes of one plan.
+    """
+
+    def __init__(
+        self, plan: Plan, lengths: tuple[int, ...], progress: Progress, work: float, replays: Replays | None = None
+    ) -> None:
         self._plan = plan
         self._lengths = lengths
         self._progress = progress
         self._work = work
-        self._snapshots: list[Vectors] = []
-        self._facts: list[dict[str, Any]] = []
+        self._replays = replays or Replays()
+        # Of each call: snapshots, their names, and what is known of each.
+        self._finished: list[tuple[torch.Tensor, list[str], list[dict[str, Any]]]] = []
 
     def __call__(self, call: Any) -> None:
+        given = call.statistics_arguments()
+        # A layer that looks ahead has no shorter lengths in it.
+        ahead = not given["causal"] and given["mask"] is None
+        lengths = self._lengths[-1:] if ahead else self._lengths
+        sinks = given.pop("sinks")
+        tensors = [call.q, call.k, *itertools.chain.from_iterable(call.views), *([] if sinks is None else [sinks])]
+
+        def compute(q: torch.Tensor, k: torch.Tensor, *more: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+            pairs = iter(more[: 2 * len(call.views)])
+            same = replace(
+                call, q=q, k=k, views=tuple(zip(pairs, pairs, strict=True)), sinks=None if sinks is None else more[-1]
+            )
+            return self._snapshots(same, lengths)
+
+        if any(isinstance(value, torch.Tensor) for value in given.values()):
+            found, names = compute(*tensors)
+        else:
+            found, names = self._replays(compute, tensors, (tuple(given.items()), lengths))
+        facts = []
+        for length in lengths:
+            uniform = {f"g_sink_uniform_{k}": _uniform(given, length, k) for k in self._plan.sink_keys}
+            facts.append({"length": length, "layer": call.layer, **uniform})
+        self._finished.append((found, names, facts))
+        self._progress.advance(0, self._work)
+
+    def _snapshots(self, call: Any, lengths: tuple[int, ...]) -> tuple[torch.Tensor, list[str]]:
+        """Sums up to each length, (lengths, names, B, H), and their names."""
         tensors, arguments = self._plan.mechanism.inputs(call)
         sums = HeadSums(unit_rows=self._plan.mechanism.unit_rows)
-        # A layer that looks ahead has no shorter lengths in it.
-        ahead = not arguments.get("causal", True) and arguments.get("mask") is None
-        lengths = self._lengths[-1:] if ahead else self._lengths
         start = 0
+        snapshots = []
         for length in lengths:
             pieces, more = (tensors, arguments) if len(lengths) == 1 else segment(tensors, arguments, start, length)
             found = self._statistics(pieces, more)
             sums.add(found, self._shares(pieces, more, found))
-            self._snapshots.append(sums.snapshot(self._plan.sink_keys))
-            uniform = {f"g_sink_uniform_{k}": _uniform(arguments, length, k) for k in self._plan.sink_keys}
-            self._facts.append({"length": length, "layer": call.layer, **uniform})
+            snapshots.append(sums.snapshot(self._plan.sink_keys))
             start = length
-        self._progress.advance(0, self._work)
+        return stack(snapshots), list(snapshots[0])
 
     def _statistics(self, tensors: tuple[torch.Tensor, ...], arguments: dict[str, Any]) -> Any:
         from theory_kernels import attention_statistics
@@ -321,13 +354,15 @@ class Watched:
         import pandas as pd
 
         plan = self._plan
-        sums = pack(self._snapshots[: len(self._facts)])  # an interrupt may fall between the two
-        if not sums:
+        if not self._finished:
             return None
+        stacked, names, known = zip(*self._finished, strict=True)
+        sums = unpack(names[0], stacked)
+        every = list(itertools.chain.from_iterable(known))
         found = head_measures(sums, near_zero=plan.near_zero, sink_keys=plan.sink_keys, groups=plan.groups)
         found = {name: value[:, 0].reshape(-1) for name, value in found.items()}
         heads = sums["visible"].shape[-1]
-        facts = {name: [fact[name] for fact in self._facts] for name in self._facts[0]}
+        facts = {name: [fact[name] for fact in every] for name in every[0]}
         if "sinks" not in plan.groups:
             facts = {name: values for name, values in facts.items() if not name.startswith("g_sink")}
         columns = {
@@ -338,10 +373,14 @@ class Watched:
             "start": window.start,
             "length": np.repeat(facts.pop("length"), heads),
             "layer": np.repeat(facts.pop("layer"), heads),
-            "head": np.tile(np.arange(heads), len(self._facts)),
+            "head": np.tile(np.arange(heads), len(every)),
             **{name: np.repeat(values, heads) for name, values in facts.items()},
         }
         return pd.DataFrame({**columns, **found})
+
+
+#: Layers ask for the same few.
+_uniform_ratio = lru_cache(maxsize=256)(measures.uniform_sink_ratio)
 
 
 def _uniform(arguments: dict[str, Any], length: int, k: int) -> float:
@@ -351,7 +390,7 @@ def _uniform(arguments: dict[str, Any], length: int, k: int) -> float:
         sees = mask[..., :length, :length].double()
         equal = sees / sees.sum(-1, keepdim=True).clamp_min(1.0)
         return float(measures.divide(float(equal[..., k - 1].sum()), float(equal.sum()))) if k <= length else math.nan
-    return measures.uniform_sink_ratio(
+    return _uniform_ratio(
         length,
         k,
         causal=arguments.get("causal", True),

@@ -37,23 +37,27 @@ def key_shares(
         float64.
     """
     q = tensors[0]
-    chosen = torch.as_tensor(list(keys), device=q.device)
+    if not keys:
+        return mass.new_zeros((*mass.shape[:2], 0))
     n = visible.double().clamp_min(1.0)
     kappa, power = arguments.get("kappa", 1.0), arguments.get("power", 2.0)
     tau = _by_head(arguments.get("beta", 1.0), q) * (2.0 * (n / kappa).log().clamp_min(0.0) / q.shape[-1]).sqrt()
     views = []
     for left, right in zip(tensors[::2], tensors[1::2], strict=True):
-        cosines = _cosines(left, right[:, :, chosen], arguments.get("normalize") is not False)
+        chosen = torch.stack([right[:, :, key] for key in keys], 2)
+        cosines = _cosines(left, chosen, arguments.get("normalize") is not False)
         views.append((cosines - tau[..., None]).clamp_min(0.0).pow(power))
     w = views[0] if len(views) == 1 else (views[0] - _by_head(arguments.get("lam", 0.5), q)[..., None] * views[1]).abs()
-    seen = _sees(q, chosen, arguments) & (visible > 0)[..., None]
+    seen = _sees(q, keys, arguments) & (visible > 0)[..., None]
     share = torch.where(seen, w, 0.0) / (mass[..., None] + SHARE_EPSILON)
     return share.sum(-2)
 
 
 def _by_head(value: Any, q: Tensor) -> Tensor:
     """(1, H or 1, 1)."""
-    return torch.as_tensor(value, dtype=torch.float64, device=q.device).reshape(1, -1, 1)
+    if not isinstance(value, Tensor):
+        return torch.full((1, 1, 1), value, dtype=torch.float64, device=q.device)
+    return value.to(q.device, torch.float64).reshape(1, -1, 1)
 
 
 def _cosines(q: Tensor, k: Tensor, normalize: bool) -> Tensor:
@@ -69,9 +73,13 @@ def _cosines(q: Tensor, k: Tensor, normalize: bool) -> Tensor:
     return scores
 
 
-def _sees(q: Tensor, keys: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+def _sees(q: Tensor, chosen: Sequence[int], arguments: Mapping[str, Any]) -> Tensor:
     """Bool (B, H or 1, T, keys): which rows see the keys."""
-    offset = torch.as_tensor(arguments.get("query_offset", 0), device=q.device).reshape(-1, 1, 1, 1)
+    # Nothing is copied from the host, which a CUDA graph could not capture.
+    keys = torch.stack([torch.full((), key, device=q.device) for key in chosen])
+    offset = arguments.get("query_offset", 0)
+    if isinstance(offset, Tensor):
+        offset = offset.to(q.device).reshape(-1, 1, 1, 1)
     ahead = keys - (torch.arange(q.shape[2], device=q.device)[:, None] + offset)
     window = arguments.get("window")
     if arguments.get("causal", True):
@@ -83,4 +91,4 @@ def _sees(q: Tensor, keys: Tensor, arguments: Mapping[str, Any]) -> Tensor:
         if bound is not None:
             seen = seen & inside(keys, bound.to(q.device).reshape(-1, 1, 1, 1))
     mask = arguments.get("mask")
-    return seen if mask is None else seen & mask[..., keys]
+    return seen if mask is None else seen & mask[..., list(chosen)]

@@ -310,10 +310,11 @@ def _visibility(
     (b, h, t, _), s = q.shape, k.shape[2]
     if window is not None:
         window = _integer("window", window, 1)
-    rest = (query_offset, key_starts, lengths, query_starts, query_lengths, mask)
-    if type(query_offset) is int and all(x is None for x in rest[1:]):
-        key = (b, t, s, causal, window, query_offset, q.device)
-        bounds = remembered(("bounds", *key), q.device, lambda: _plain_bounds(b, t, s, query_offset, q.device))
+    padding = (key_starts, lengths, query_starts, query_lengths)
+    if type(query_offset) is int and mask is None and all(x is None for x in padding):
+        first = query_offset
+        key = (b, t, s, causal, window, first, q.device)
+        bounds = remembered(("bounds", *key), q.device, lambda: _plain_bounds(b, t, s, first, q.device))
         return Visibility(bounds, t, s, causal, window, None, key)
     if isinstance(query_offset, torch.Tensor):
         if query_offset.dim() == 0:

@@ -1,0 +1,76 @@
+"""Recording what a probe computes of one layer, and replaying it for others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from probe_cases import WORDS, tiny_llama  # noqa: E402
+from tiny_models import build  # noqa: E402
+
+from theory_lab.probes import probe, replay  # noqa: E402
+
+MECHANISMS = ["model", "tra", "tda:views=neighbors", "eta:tau=0.5"]
+
+
+def _loaded(architecture: str) -> Any:
+    loaded = tiny_llama()
+    if architecture != "llama":
+        loaded.model = build(architecture)
+        config = loaded.model.config
+        loaded.backbone, loaded.layers = loaded.model.base_model, config.num_hidden_layers
+        loaded.heads, loaded.key_heads = config.num_attention_heads, config.num_key_value_heads
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("architecture", "mechanism"),
+    [*(("llama", mechanism) for mechanism in MECHANISMS), ("gemma2", "model"), ("gpt-oss", "model")],
+)
+def test_calls_of_a_kind_differ_in_their_tensors_alone(
+    architecture: str, mechanism: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every call goes to the function of the first one of its kind, as a recording does it.
+
+    Gemma-2's windows make kinds of their own, gpt-oss's learned sinks are tensors.
+    """
+    loaded = _loaded(architecture)
+    settings: dict[str, Any] = {"text": WORDS, "lengths": (9, 23), "as_": mechanism, "windows": 2}
+    want = probe(loaded, **settings).rows
+    first: dict[Any, Any] = {}
+
+    def borrowed(self: Any, function: Any, tensors: Any, kind: Any) -> Any:
+        return first.setdefault((kind, *(x.shape for x in tensors)), function)(*tensors)
+
+    monkeypatch.setattr(replay.Replays, "__call__", borrowed)
+    pd.testing.assert_frame_equal(probe(loaded, **settings).rows, want)
+    assert len(first) == (2 if architecture in ("gemma2", "gpt-oss") else 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mechanism", [*MECHANISMS, "entmax:alpha=1.5"])
+def test_replayed_layers_have_the_same_bits(mechanism: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from theory_kernels import geometry
+
+    loaded = tiny_llama(num_hidden_layers=5)
+    loaded.layers = 5
+    loaded.model.to("cuda", getattr(torch, dtype))
+    recorded = []
+    record = replay._record
+    monkeypatch.setattr(replay, "_record", lambda *given: recorded.append(record(*given)) or recorded[-1])
+    settings: dict[str, Any] = {"text": WORDS * 2, "lengths": (65, 170), "as_": mechanism, "windows": 2}
+    found = probe(loaded, **settings).rows
+    assert len(recorded) == 1
+    assert recorded[0] is not None, "it could not be recorded"
+    # Tables that were remembered may go while a recording reads them.
+    geometry._TABLES.clear()
+    monkeypatch.setattr(replay, "MOST_ROWS", 0)
+    pd.testing.assert_frame_equal(probe(loaded, **settings).rows, found, check_exact=True)
+    assert len(recorded) == 1
