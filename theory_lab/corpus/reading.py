@@ -1,0 +1,196 @@
+"""Opening a corpus and dealing out its tokens.
+
+::
+
+    CORPUS/manifest.json             name, sources with licenses and checksums, counts, split, tokenizer, versions
+    CORPUS/tokenizer.json            byte-level BPE of the tokenizers package; <bos> 0, <eos> 1, <pad> 2
+    CORPUS/train.bin                 tokens as little-endian uint16, documents one after the other, each ended by <eos>
+    CORPUS/train.documents.npy       where each document begins, int64
+    CORPUS/validation.bin, validation.documents.npy
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from theory_lab.errors import InputError
+from theory_lab.streams import cell_digest, validate_seed
+from theory_lab.tasks.source import BOS, I64, TRAINING, below, check_batch, draw_words
+
+FORMAT = 1
+SPLITS = ("train", "validation")
+TOKEN = np.dtype("<u2")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A corpus on a disk.
+
+    Attributes
+    ----------
+    path : Path
+        Its folder.
+    manifest : dict
+        The content of ``manifest.json``.
+    """
+
+    path: Path
+    manifest: dict[str, Any] = field(repr=False)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Corpus:
+        """Open a folder made by ``theory-lab corpus build``.
+
+        Raises
+        ------
+        InputError
+            If it is none, was made by another version, or a file is missing or has another size than it should.
+        """
+        folder = Path(path).expanduser()
+        try:
+            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            form, name = manifest["format"], manifest["name"]
+            sizes = {split: int(manifest["splits"][split]["tokens"]) for split in SPLITS}
+            int(manifest["tokenizer"]["vocab_size"])
+        except FileNotFoundError:
+            raise InputError(
+                "corpus", str(path), "a folder made by theory-lab corpus build is allowed; it has no manifest.json"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError("corpus", str(path), "its manifest.json is damaged: build it again") from None
+        if form != FORMAT:
+            raise InputError("corpus", str(path), f"'{name}' has format {form}, this version reads {FORMAT}")
+        for split, tokens in sizes.items():
+            file = folder / f"{split}.bin"
+            if not file.is_file() or file.stat().st_size != tokens * TOKEN.itemsize:
+                raise InputError("corpus", str(path), f"{file.name} is missing or incomplete: build it again")
+        return cls(folder.resolve(), manifest)
+
+    @property
+    def name(self) -> str:
+        """As it was called when it was built."""
+        return str(self.manifest["name"])
+
+    @property
+    def vocab_size(self) -> int:
+        """Of its tokenizer."""
+        return int(self.manifest["tokenizer"]["vocab_size"])
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """Its ``tokenizer.json``."""
+        return self.path / "tokenizer.json"
+
+    def tokenizer(self) -> Any:
+        """Its tokenizer, a ``tokenizers.Tokenizer``."""
+        from theory_lab.corpus.tokenizer import open_tokenizer
+
+        return open_tokenizer(self.tokenizer_file)
+
+    def tokens(self, split: str) -> npt.NDArray[np.uint16]:
+        """All tokens of a split, mapped from the disk, shape (tokens,)."""
+        self._check_split(split)
+        return np.memmap(self.path / f"{split}.bin", dtype=TOKEN, mode="r")
+
+    def documents(self, split: str) -> I64:
+        """Where the documents of a split begin, shape (documents,)."""
+        self._check_split(split)
+        try:
+            return np.load(self.path / f"{split}.documents.npy", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                "corpus", str(self.path), f"{split}.documents.npy cannot be read: build it again"
+            ) from error
+
+    def source(self, split: str = "train", seed: int = 0) -> CorpusSource:
+        """Random crops of a split, as a :class:`~theory_lab.tasks.source.Source`."""
+        return CorpusSource(self, split, seed)
+
+    def windows(self, split: str, length: int, count: int | None = None) -> I64:
+        """Windows of a split one after the other, without overlap: the same for every model.
+
+        Parameters
+        ----------
+        split : {'train', 'validation'}
+        length : int
+            Tokens a window: a ``<bos>`` and ``length`` - 1 of the text.
+        count : int, optional
+            The first so many, evenly spread over the split; all if None.
+
+        Returns
+        -------
+        ndarray of int64, shape (windows, length)
+        """
+        check_batch(0, 1, length)
+        text = self.tokens(split)
+        most = len(text) // (length - 1)
+        if most < 1 or (count is not None and not 1 <= count <= most):
+            raise InputError("length", length, f"the {split} split of '{self.name}' has {most} windows of that length")
+        chosen = np.arange(most) if count is None else np.arange(count) * most // count
+        return _crops(text, chosen * (length - 1), length)
+
+    def _check_split(self, split: str) -> None:
+        if split not in SPLITS:
+            raise InputError("split", split, f"{' or '.join(SPLITS)} is allowed")
+
+
+class CorpusSource:
+    """Random crops of a corpus: a ``<bos>``, then ``length`` - 1 consecutive tokens from anywhere in the split.
+
+    Parameters
+    ----------
+    corpus : Corpus
+    split : {'train', 'validation'}
+    seed : int
+    """
+
+    def __init__(self, corpus: Corpus, split: str = "train", seed: int = 0) -> None:
+        self.corpus = corpus
+        self.split = split
+        self.seed = validate_seed(seed)
+        self._tokens = corpus.tokens(split)
+        self._sha256 = str(corpus.manifest["splits"][split].get("sha256", ""))
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the corpus' tokenizer."""
+        return self.corpus.vocab_size
+
+    def describe(self) -> dict[str, Any]:
+        """The corpus by its name and its tokens' checksum, the split and the seed."""
+        return {"corpus": self.corpus.name, "split": self.split, "sha256": self._sha256, "seed": self.seed}
+
+    def batch(self, step: int, size: int, length: int) -> tuple[I64, I64]:
+        """Tokens and labels of one step, shape (size, length) each; see :class:`~theory_lab.tasks.source.Source`.
+
+        Raises
+        ------
+        InputError
+            If the split is shorter than one sequence.
+        """
+        check_batch(step, size, length)
+        places = len(self._tokens) - (length - 1) + 1
+        if places < 1:
+            raise InputError(
+                "length",
+                length,
+                f"the {self.split} split of '{self.corpus.name}' has {len(self._tokens):,} tokens: fewer are allowed",
+            )
+        digest = cell_digest({"corpus": self._sha256, "split": self.split, "length": int(length)}, self.seed)
+        starts = below(draw_words(digest, int(step), int(size), 1, TRAINING)[:, 0], places)
+        tokens = _crops(self._tokens, starts, int(length))
+        return tokens, tokens.copy()
+
+
+def _crops(text: npt.NDArray[np.uint16], starts: I64, length: int) -> I64:
+    tokens = np.empty((len(starts), length), dtype=np.int64)
+    tokens[:, 0] = BOS
+    for row, start in enumerate(starts):
+        tokens[row, 1:] = text[start : start + length - 1]
+    return tokens
