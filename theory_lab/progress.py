@@ -25,6 +25,7 @@ class Lines:
     def __init__(self, every: float = 10.0, unit: str = "cells") -> None:
         self._every = every
         self._unit = unit
+        self._note = ""
         self._cells = self._done = 0
         self._work = self._worked = 0.0
         self._started = self._last = time.monotonic()
@@ -47,7 +48,12 @@ class Lines:
             # Cells differ a thousandfold in cost, so that their number says little about the time left.
             share = self._worked / self._work if self._work else 1.0
             left = (now - self._started) * (1.0 / share - 1.0) if share else float("nan")
-            self.say(f"{self._done} of {self._cells} {self._unit}, {share:.0%} of the work, about {left:.0f} s left")
+            text = f"{self._done} of {self._cells} {self._unit}, {share:.0%} of the work, about {left:.0f} s left"
+            self.say(text + self._note)
+
+    def note(self, text: str) -> None:
+        """See :class:`theory_lab.settings.Progress`."""
+        self._note = f", {text}" if text else ""
 
     def say(self, message: str) -> None:
         """See :class:`theory_lab.settings.Progress`."""
@@ -79,6 +85,7 @@ class Bar:
         )
         self._task = self._bar.add_task(verb, total=None, cells="")
         self._unit = unit
+        self._note = ""
         self._started = time.monotonic()
         self._cells = self._done = self._found = 0
 
@@ -96,7 +103,11 @@ class Bar:
 
     def _text(self) -> str:
         rate = (self._done - self._found) / max(time.monotonic() - self._started, 1e-9)
-        return f"{self._done} of {self._cells} {self._unit}, {rate:.1f}/s"
+        return f"{self._done} of {self._cells} {self._unit}, {rate:.1f}/s{self._note}"
+
+    def note(self, text: str) -> None:
+        """See :class:`theory_lab.settings.Progress`."""
+        self._note = f", {text}" if text else ""
 
     def say(self, message: str) -> None:
         """See :class:`theory_lab.settings.Progress`."""

@@ -45,6 +45,9 @@ class Progress(Protocol):
     def advance(self, finished: int, work: float) -> None:
         """``finished`` more cells are complete, and ``work`` of the cost is done."""
 
+    def note(self, text: str) -> None:
+        """What is shown beside the rate from now on, such as a loss."""
+
     def say(self, message: str) -> None:
         """Something worth a line happened."""
 
@@ -59,6 +62,9 @@ class Silent:
         """Do nothing."""
 
     def advance(self, finished: int, work: float) -> None:
+        """Do nothing."""
+
+    def note(self, text: str) -> None:
         """Do nothing."""
 
     def say(self, message: str) -> None:

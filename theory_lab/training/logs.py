@@ -1,0 +1,147 @@
+"""``log.csv`` and ``layers.csv`` of a run, and TensorBoard where it is installed.
+
+A row is written when its step is complete. A run that continues drops what lies after its checkpoint, so that the
+files of a killed run and of an uninterrupted one hold the same numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from theory_lab.errors import StoreError
+from theory_lab.store import write_whole
+from theory_lab.training.layers import MEASURES
+
+#: One row a logged step. Loss in nats a token, of the step's own batch before its update; tokens/s over the time since
+#: the row before, evaluations left out.
+COLUMNS = (
+    "step", "tokens", "loss", "lr", "grad_norm", "val_loss", "val_loss_se", "val_accuracy", "seconds",
+    "tokens_per_second",
+)  # fmt: skip
+#: One row an evaluation and layer; see :mod:`theory_lab.training.layers`.
+LAYER_COLUMNS = ("step", *MEASURES)
+
+
+class Logs:
+    """All of a run's logs.
+
+    Parameters
+    ----------
+    out : Path or None
+        The run's folder; None keeps nothing.
+    start : int
+        Steps that are done; what the files hold beyond them is dropped.
+    tensorboard : bool
+    """
+
+    def __init__(self, out: Path | None, start: int, tensorboard: bool) -> None:
+        self._steps = Table(None if out is None else out / "log.csv", COLUMNS)
+        self._layers = Table(None if out is None else out / "layers.csv", LAYER_COLUMNS)
+        self._steps.begin(start)
+        self._layers.begin(start)
+        self._board = Board(out / "tensorboard" if out is not None and tensorboard else None, start)
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rows of ``log.csv``."""
+        self._steps.write(rows)
+        self._board.write(rows)
+
+    def write_layers(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Rows of ``layers.csv``."""
+        kept = list(rows)
+        self._layers.write(kept)
+        self._board.write(kept)
+
+    def close(self) -> None:
+        """Write what is waiting."""
+        self._board.close()
+
+
+class Table:
+    """A CSV file that grows by rows.
+
+    Parameters
+    ----------
+    path : Path or None
+        None keeps nothing.
+    columns : sequence of str
+        Its header; the first is the step.
+    """
+
+    def __init__(self, path: Path | None, columns: Sequence[str]) -> None:
+        self._path, self._columns = path, tuple(columns)
+
+    def begin(self, step: int) -> None:
+        """Keep the rows up to `step`, of a run that continues from there, and drop the rest."""
+        if self._path is None:
+            return
+        rows = [row for row in self.rows() if int(row["step"]) <= step] if step else []
+        write_whole(str(self._path), self._text([self._columns, *(tuple(row.values()) for row in rows)]))
+
+    def rows(self) -> list[dict[str, str]]:
+        """Complete rows that are there."""
+        if self._path is None or not self._path.exists():
+            return []
+        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        read = list(csv.DictReader(io.StringIO("".join(whole))))
+        return [row for row in read if tuple(row) == self._columns and None not in row.values()]
+
+    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows; StoreError if the disk is full."""
+        text = self._text([tuple(_cell(row.get(name)) for name in self._columns) for row in rows])
+        if self._path is None or not text:
+            return
+        try:
+            with open(self._path, "ab") as file:
+                file.write(text)
+        except OSError as error:
+            raise StoreError(f"out: {self._path}; it cannot be written ({error.strerror or error})") from error
+
+    @staticmethod
+    def _text(rows: Iterable[Sequence[str]]) -> bytes:
+        sink = io.StringIO()
+        csv.writer(sink, lineterminator="\n").writerows(rows)
+        return sink.getvalue().encode()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return repr(value)  # exact: what a resumed run must reproduce can be compared
+    return str(value)
+
+
+class Board:
+    """TensorBoard events in ``DIR/tensorboard``; nothing if that package is missing."""
+
+    def __init__(self, folder: Path | None, first: int) -> None:
+        self._writer: Any = None
+        if folder is None:
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return
+        self._writer = SummaryWriter(str(folder), purge_step=first + 1)
+
+    def write(self, rows: Iterable[Mapping[str, Any]], prefix: str = "") -> None:
+        """Add the numbers of rows, each under its column's name."""
+        if self._writer is None:
+            return
+        for row in rows:
+            where = prefix + (f"layer {row['layer']}/" if "layer" in row else "train/")
+            for name, value in row.items():
+                if name not in ("step", "layer", "tokens") and isinstance(value, (int, float)) and math.isfinite(value):
+                    self._writer.add_scalar(where + name, value, row["step"])
+
+    def close(self) -> None:
+        """Write what is waiting."""
+        if self._writer is not None:
+            self._writer.close()
