@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import click
 
@@ -33,3 +34,35 @@ def one_whole(text: str, field: str) -> int:
     if value != int(value):
         raise InputError(field, text, "a whole number is allowed")
     return int(value)
+
+
+def named(text: str, field: str) -> tuple[str, dict[str, Any]]:
+    """A name and its parameters from ``name`` or ``name:key=value,key=value``; see :func:`pairs`."""
+    name, _, inner = text.strip().partition(":")
+    if not name:
+        raise InputError(field, text, "a name, or a name with parameters as in tda:beta=0.8,eps=1e-2, is allowed")
+    return name.strip(), pairs(inner, field)
+
+
+def pairs(text: str, field: str) -> dict[str, Any]:
+    """``key=value,key=value`` with numbers, true and false read as such; the rest stays text."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not key or not value:
+            raise InputError(field, text, "key=value pairs, separated by commas, are allowed")
+        if key in found:
+            raise InputError(field, text, f"{key} once is allowed")
+        found[key.replace("-", "_")] = _plain(value)
+    return found
+
+
+def _plain(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
