@@ -1,0 +1,238 @@
+"""From the results of a campaign to the measured numbers behind figures and tables.
+
+An entry of a plan's ``figures`` says which file of measured numbers it fills, and how::
+
+    [[figures]]                                     # a table: one row a run, one column a value
+    into = "tda/table-2"
+    columns = { "validation loss" = "loss", "sparsity" = "zeros" }
+
+    [[figures]]                                     # curves: one series a run, or one a value of one run
+    into = "tda/figure-sinks"
+    x = "length"
+    value = "g_sink_ratio_1"
+
+A number is the mean over the seeds; its interval is Student's at 95% over the seeds, which are the independent units,
+and empty where there is one seed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from theory_lab.campaigns.work import results
+from theory_lab.errors import InputError
+from theory_lab.store import write_whole
+
+if TYPE_CHECKING:
+    from theory_lab.campaigns.plan import Campaign
+
+Result = dict[str, Any]
+
+#: Percent of a share.
+_PERCENT = ("zeros", "accuracy", "dead_rows", "dead_head", "zeros_1", "zeros_2")
+
+
+def gather(campaign: Campaign, out: str | Path, into: str | Path) -> list[Path]:
+    """Write the files of measured numbers that the campaign's finished runs fill.
+
+    Parameters
+    ----------
+    campaign : Campaign
+    out : path
+        Its folder of results.
+    into : path
+        The experiments folder: files go to ``INTO/<paper>/measured/<name>.csv``.
+
+    Returns
+    -------
+    list of Path
+        What was written; entries whose runs have no result yet are left out.
+
+    Raises
+    ------
+    InputError
+        If nothing is finished, or an entry asks for what no result holds.
+    """
+    found = results(campaign, out)
+    if not found:
+        raise InputError("out", str(out), "finished runs of this campaign are needed; there are none")
+    written = []
+    for entry in campaign.figures:
+        rows = _rows(entry, found)
+        if not rows:
+            continue
+        paper, _, name = str(entry["into"]).partition("/")
+        path = Path(into) / paper / "measured" / f"{name}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(str(path), _csv(campaign, entry, found, rows).encode())
+        written.append(path)
+    return written
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean over seeds and Student's 95% interval; NaN ends for fewer than two."""
+    from scipy import stats
+
+    array = np.asarray(values, dtype=np.float64)
+    mean = float(array.mean())
+    if len(array) < 2:
+        return mean, math.nan, math.nan
+    half = float(stats.t.ppf(0.975, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array)))
+    return mean, mean - half, mean + half
+
+
+def _rows(entry: Mapping[str, Any], found: Sequence[Result]) -> list[dict[str, Any]]:
+    names = entry.get("runs") or list(dict.fromkeys(result["name"] for result in found))
+    by_name = {name: [r for r in found if r["name"] == name] for name in names}
+    by_name = {name: rs for name, rs in by_name.items() if rs}
+    if "value" in entry and entry.get("x") is None:
+        return _map(str(entry["value"]), by_name)
+    if "x" in entry:
+        return list(_curves(entry, by_name))
+    return list(_table(entry, by_name))
+
+
+def _table(entry: Mapping[str, Any], by_name: Mapping[str, list[Result]]) -> Iterable[dict[str, Any]]:
+    """Rows are runs and columns values; or, with ``rows``, rows are values and columns runs."""
+    values: Mapping[str, str] = entry.get("columns") or entry["rows"]
+    for name, rs in by_name.items():
+        for label, what in values.items():
+            numbers = [number for number in (scalar(r, what) for r in rs) if number is not None]
+            if numbers:
+                place = (name, label) if "columns" in entry else (label, name)
+                yield {"row": place[0], "column": place[1], **_numbers(numbers)}
+
+
+def _curves(entry: Mapping[str, Any], by_name: Mapping[str, list[Result]]) -> Iterable[dict[str, Any]]:
+    """A series a run of one ``value``, or a series a value (``series``) of the runs named, a panel each if several."""
+    series: Mapping[str, str] = entry.get("series") or {"": str(entry["value"])}
+    for name, rs in by_name.items():
+        for label, what in series.items():
+            at: dict[float, list[float]] = {}
+            for result in rs:
+                for x, value in curve(result, str(entry["x"]), what).items():
+                    at.setdefault(x, []).append(value)
+            several = len(by_name) > 1
+            for x in sorted(at):
+                shown = label or name
+                row = {"series": shown, "x": x, **_numbers(at[x])}
+                yield {**row, "panel": name} if label and several else row
+
+
+def _map(what: str, by_name: Mapping[str, list[Result]]) -> list[dict[str, Any]]:
+    """A grid of one model, that of the first run's first seed: single models have maps, averages of them have none."""
+    result = next(iter(by_name.values()))[0]
+    if what == "inhibition":
+        found = result["measured"].get("inhibition") or {}
+        tokens = _unlike(found.get("tokens", []))
+        return [
+            {"row": tokens[i], "column": tokens[j], "value": value, "low": "", "high": ""}
+            for i, line in enumerate(found.get("map", []))
+            for j, value in enumerate(line[: i + 1])
+        ]
+    rows = [row for row in result["measured"]["learned"] if what in row]
+    return [
+        {"row": str(row["layer"]), "column": str(head), "value": value, "low": "", "high": ""}
+        for row in rows
+        for head, value in enumerate(row[what])
+    ]
+
+
+def _unlike(tokens: Sequence[str]) -> list[str]:
+    """Tokens as names: without spaces around them, repeated ones numbered."""
+    seen: dict[str, int] = {}
+    names = []
+    for token in tokens:
+        name = token.strip() or repr(token)
+        seen[name] = seen.get(name, 0) + 1
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names
+
+
+def _numbers(values: Sequence[float]) -> dict[str, Any]:
+    mean, low, high = mean_and_interval(values)
+    ends = {"low": "", "high": ""} if math.isnan(low) else {"low": f"{low:.7g}", "high": f"{high:.7g}"}
+    return {"value": f"{mean:.7g}", **ends, "seeds": len(values)}
+
+
+def scalar(result: Result, what: str) -> float | None:
+    """One number of one run.
+
+    ``loss``, ``loss@1024``: held-out loss, nats a token. ``accuracy@16384``: percent. Any measure of heads, such as
+    ``zeros`` (percent), ``g_sink_ratio_1@512`` or ``view_correlation``: mean over layers at the longest length that is
+    not beyond training's, or at the length named. ``tokens_per_second``.
+    """
+    name, _, at = what.partition("@")
+    measured = result["measured"]
+    if name == "loss":
+        if not at:
+            return float(result["train"]["val_loss"])
+        texts = measured.get("loss", {}).get(at)
+        return float(np.mean(texts)) if texts else None
+    if name == "accuracy":
+        return curve(result, "length", "accuracy").get(float(at))
+    if name == "tokens_per_second":
+        return float(result["train"]["tokens_per_second"])
+    trained = int(result["train"]["settings"]["length"])
+    lengths = sorted({row["length"] for row in measured.get("heads", [])})
+    wanted = int(at) if at else max((n for n in lengths if n <= trained), default=None)
+    asked = [_head(row, name) for row in measured.get("heads", []) if row["length"] == wanted]
+    values = [value for value in asked if value is not None]
+    return float(np.mean(values)) if values else None
+
+
+def curve(result: Result, x: str, what: str) -> dict[float, float]:
+    """A run's value by ``length``, by ``layer`` (at training's length) or by ``step`` (through training)."""
+    measured = result["measured"]
+    if what == "accuracy":
+        return {float(r["length"]): 100.0 * float(r["accuracy"]) for r in measured.get("tasks", [])}
+    if x == "step":
+        pairs = [(row["step"], row.get(what)) for row in result["layers"]]
+    elif x == "layer":
+        trained = int(result["train"]["settings"]["length"])
+        rows = measured.get("heads", [])
+        longest = max((row["length"] for row in rows if row["length"] <= trained), default=None)
+        pairs = [(row["layer"], _head(row, what)) for row in rows if row["length"] == longest]
+    elif x == "length" and what == "loss":
+        return {float(n): float(np.mean(texts)) for n, texts in measured.get("loss", {}).items()}
+    elif x == "length":
+        pairs = [(row["length"], _head(row, what)) for row in measured.get("heads", [])]
+    else:
+        raise InputError("x", x, "length, layer or step")
+    at: dict[float, list[float]] = {}
+    for place, value in pairs:
+        if value is not None:
+            at.setdefault(float(place), []).append(float(value))
+    most: Callable[[list[float]], float] = max if what.startswith("max_abs") else lambda v: float(np.mean(v))
+    return {place: most(values) for place, values in at.items()}
+
+
+def _head(row: Mapping[str, Any], name: str) -> float | None:
+    column = name.replace("zeros", "sparsity")
+    value = row.get(column)
+    if value is None or value != value:
+        return None
+    return 100.0 * float(value) if name in _PERCENT else float(value)
+
+
+def _csv(campaign: Campaign, entry: Mapping[str, Any], found: Sequence[Result], rows: list[dict[str, Any]]) -> str:
+    names = entry.get("runs")
+    used = [r for r in found if not names or r["name"] in names]
+    device = ", ".join(sorted({r["train"]["device"] for r in used}))
+    seeds = ", ".join(str(seed) for seed in sorted({r["seed"] for r in used}))
+    stream = io.StringIO()
+    stream.write(f"# device: {device}\n# seed: {seeds}\n# made by: theory-lab campaign gather {campaign.name}\n")
+    if entry.get("note"):
+        stream.write(f"# note: {entry['note']}\n")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(stream, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
