@@ -197,6 +197,8 @@ def _load(folder: Path, config: dict[str, Any], *, dtype: str, trust: bool, atte
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
+    if config.get("model_type") == "theory_lab":
+        import theory_lab.models.lab  # noqa: F401  # makes the architecture known to transformers
     names = config.get("architectures") or []
     wants_head = any(name in CAUSAL.values() or "CausalLM" in name for name in names)
     more = {} if attention is None else {"attn_implementation": attention}

@@ -1,0 +1,259 @@
+"""The attention layer: projections of one or two views, positions, cache, and the mechanism.
+
+Shapes: B batch, H query heads, G key heads, T queries, S keys, D head dimension, C width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from theory_lab.attention.base import Mechanism, Scope
+from theory_lab.attention.fast import attend, has_fast
+from theory_lab.attention.softmax import Softmax
+from theory_lab.models.lab.configuration import LabConfig
+from theory_lab.models.lab.mechanisms import build_mechanism, row_weights
+from theory_lab.models.lab.positions import linear_bias, nape_slopes, rotate
+
+#: Keys from which a map on the CPU is no longer worth its memory.
+_LONG = 2048
+
+Views = tuple[tuple[Tensor, Tensor], ...]
+
+
+def scope_of(
+    queries: int,
+    keys: int,
+    key_mask: Tensor | None,
+    like: Tensor,
+    *,
+    head_dim: int,
+    x: Tensor | None = None,
+    q: Tensor | None = None,
+) -> Scope:
+    """What rows see in a causal call whose queries are the last of the keys.
+
+    Parameters
+    ----------
+    queries, keys : int
+        T and S.
+    key_mask : Tensor, optional
+        Boolean (B, S), False at padding.
+    like : Tensor
+        (B, H, T, S), for the shape, the device and the dtype of n.
+    head_dim, x, q
+        Of :class:`theory_lab.attention.base.Scope`.
+    """
+    rows = torch.arange(keys - queries, keys, device=like.device)[:, None]
+    visible = torch.arange(keys, device=like.device)[None, :] <= rows
+    if key_mask is None:
+        count = (rows + 1).to(like.dtype)
+        return Scope(visible.expand_as(like), count.expand(*like.shape[:-1], 1), True, head_dim, x, q)
+    visible = visible & key_mask[:, None, None, :]
+    count = visible.sum(-1, keepdim=True).clamp(min=1).to(like.dtype)
+    return Scope(visible.expand_as(like), count.expand(*like.shape[:-1], 1), True, head_dim, x, q)
+
+
+def dense(
+    mechanism: Mechanism,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    *,
+    views: Views = (),
+    key_mask: Tensor | None = None,
+    x: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor | None, Tensor]:
+    """Output and weights by the mechanism's own definition, without looking at values: for static graphs.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    q, k, v : Tensor
+        (B, H, T, D), (B, G, S, D), (B, G, S, V); computed in float32, or float64 for such. No output without v.
+    views : tuple
+        The second (q, k) of a mechanism with two views.
+    key_mask : Tensor, optional
+        Boolean (B, S), False at padding.
+    x : Tensor, optional
+        (B, T, C) hidden states.
+    bias : Tensor, optional
+        (H, T, S), added to the scores.
+
+    Returns
+    -------
+    tuple of Tensor
+        (B, H, T, V) in the dtype of v, and weights (B, H, T, S) in that of the computation.
+    """
+    wide = q.dtype if q.dtype == torch.float64 else torch.float32
+    group = q.shape[1] // k.shape[1]
+    with torch.autocast(q.device.type, enabled=False):
+        scores = []
+        for left, right in ((q, k), *views):
+            found = mechanism.scores(left.to(wide), right.to(wide).repeat_interleave(group, 1))
+            scores.append(found if bias is None else found + bias.to(wide))
+        side = None if x is None else x.to(wide)
+        scope = scope_of(
+            q.shape[2], k.shape[2], key_mask, scores[0], head_dim=q.shape[-1], x=side, q=q.to(wide)
+        )  # fmt: skip
+        seen = tuple(view.masked_fill(~scope.visible, 0.0) for view in scores)
+        weights = row_weights(mechanism, seen, scope)
+        if v is None:
+            return None, weights
+        output = mechanism.aggregate(weights, v.to(wide).repeat_interleave(group, 1), scope)
+    return output.to(v.dtype), weights
+
+
+def eager_attention_forward(
+    module: LabAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    views: Views = (),
+    x: Tensor | None = None,
+    output_attentions: bool = False,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The mechanism of a layer, in the fastest form that there is for the call; transformers' calling convention.
+
+    `attention_mask` is None or Boolean (B, S), True at valid keys; queries are the last of the keys.
+
+    Returns
+    -------
+    tuple
+        (B, T, H, D), and the weights if they are asked for.
+    """
+    mechanism = module.mechanism
+    bias = module.bias(query.shape[2], key.shape[2], query.device)
+    if bias is None and not output_attentions:
+        found = _fast(mechanism, query, key, value, views, attention_mask, x)
+        if found is not None:
+            return found.transpose(1, 2), None
+    output, weights = dense(mechanism, query, key, value, views=views, key_mask=attention_mask, x=x, bias=bias)
+    assert output is not None
+    return output.transpose(1, 2), weights if output_attentions else None
+
+
+def _fast(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, views: Views, key_mask: Tensor | None, x: Tensor | None
+) -> Tensor | None:
+    """The output by a form that never holds the weights; None where the definition itself is as good."""
+    if type(mechanism) is Softmax and not isinstance(mechanism.temperature_, nn.Parameter) and plain(mechanism):
+        return _softmax(q, k, v, key_mask)
+    if not has_fast(mechanism) or not (q.is_cuda or k.shape[2] >= _LONG):
+        return None
+    (q2, k2) = views[0] if views else (None, None)
+    return attend(
+        mechanism, q, k, v, q2=q2, k2=k2, key_mask=key_mask, x=None if x is None else x.to(q.dtype)
+    )  # fmt: skip
+
+
+def plain(mechanism: Mechanism) -> bool:
+    """Whether a softmax has a temperature of 1; read once, on the host."""
+    known = mechanism.__dict__.get("_plain")
+    if known is None:
+        known = bool((mechanism.temperature_ == 1).all())
+        mechanism.__dict__["_plain"] = known
+    return known
+
+
+def _softmax(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+    queries, keys = q.shape[2], k.shape[2]
+    grouped = q.shape[1] != k.shape[1]
+    attend = nn.functional.scaled_dot_product_attention
+    if key_mask is None:
+        if queries in (1, keys):
+            return attend(q, k, v, is_causal=queries > 1, enable_gqa=grouped)
+        key_mask = torch.ones(1, keys, dtype=torch.bool, device=q.device)
+    rows = torch.arange(keys - queries, keys, device=q.device)[:, None]
+    seen = (torch.arange(keys, device=q.device)[None, :] <= rows) & key_mask[:, None, None, :]
+    some = seen.any(-1, keepdim=True)
+    # A row that sees nothing sees everything instead, and is set to zero: no NaN on the way, forward or backward.
+    found = attend(q, k, v, attn_mask=seen | ~some, enable_gqa=grouped)
+    return torch.where(some, found, torch.zeros_like(found))
+
+
+class LabAttention(nn.Module):
+    """Projections, positions, cache and mechanism of one layer.
+
+    Attributes
+    ----------
+    mechanism : Mechanism
+        With the layer's learned parameters, such as beta and lambda a head.
+    mask_convention : str
+        Masks are none, or 2D of valid keys, as FlashAttention takes them.
+    observer : callable or None
+        See :func:`theory_lab.models.lab.state.observed`.
+    """
+
+    is_causal = True
+    mask_convention = "flash"
+    observer: Callable[..., None] | None = None
+
+    def __init__(self, config: LabConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.heads, self.key_heads, self.head_dim = (
+            config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        )  # fmt: skip
+        self.mechanism = build_mechanism(config, layer_idx)
+        views = self.mechanism.views
+        #: Rows of one matrix: the queries of every view, the keys of every view, the values.
+        self.parts = ([self.heads] * views, [self.key_heads] * views, [self.key_heads])
+        rows = sum(sum(part) for part in self.parts) * self.head_dim
+        self.qkv_proj = nn.Linear(config.hidden_size, rows, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+
+    def bias(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
+        """What NAPE adds to the scores, (H, T, S), or None."""
+        if self.config.positions != "nape":
+            return None
+        return linear_bias(nape_slopes(self.heads, device), queries, keys)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotations: tuple[Tensor, Tensor] | None,
+        key_mask: Tensor | None,
+        cache: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend.
+
+        Parameters
+        ----------
+        x : Tensor
+            (B, T, C), normalized.
+        rotations : tuple of Tensor or None
+            Of :func:`theory_lab.models.lab.positions.rotations`.
+        key_mask : Tensor or None
+            Boolean (B, S).
+        cache : transformers.Cache, optional
+            Holds the keys of all views side by side, on the axis of heads.
+        """
+        b, t, _ = x.shape
+        projected = self.qkv_proj(x).view(b, t, -1, self.head_dim).transpose(1, 2)
+        queries, keys, value = projected.split([sum(part) for part in self.parts], 1)
+        if rotations is not None:
+            queries, keys = rotate(queries, *rotations), rotate(keys, *rotations)
+        if cache is not None:
+            keys, value = cache.update(keys, value, self.layer_idx)
+        (q, *more_q), (k, *more_k) = queries.split(self.parts[0], 1), keys.split(self.parts[1], 1)
+        views = tuple(zip(more_q, more_k, strict=True))
+        if self.observer is not None:
+            self.observer(self, q, k, views, x)
+        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        output, weights = attend(
+            self, q, k, value, key_mask, views=views, x=x, scaling=self.head_dim**-0.5, **kwargs,
+        )  # fmt: skip
+        return self.o_proj(output.reshape(b, t, -1)), weights

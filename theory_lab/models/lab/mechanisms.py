@@ -1,0 +1,202 @@
+"""From a configuration to the mechanism of a layer, in forms that a static graph can hold.
+
+A mechanism of ``theory_lab.attention`` defines the arithmetic. One part of it does not fit training with static shapes:
+the exact entmax solvers ask the device how far they are. :func:`row_weights` replaces that part and nothing else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from theory_lab.attention import list_mechanisms, resolve
+from theory_lab.attention.alpha_entmax import Entmax, Sparsemax
+from theory_lab.attention.asentmax import ASEntmax, ASEntmaxTheta
+from theory_lab.attention.base import Mechanism, Scope
+from theory_lab.attention.differential import lambda_init
+from theory_lab.attention.tda import TDA, TRA
+from theory_lab.errors import InputError, hint
+from theory_lab.models.lab.configuration import LabConfig
+from theory_lab.models.lab.entmax import static_entmax
+
+#: Where training starts, if the configuration does not say. One value a head is learned where the class learns it.
+_START: dict[str, dict[str, Any]] = {
+    "tra": {"beta": 0.8, "kappa": 1.0, "p": 2.0, "eps": 1e-2},
+    "tda": {"beta": 0.8, "kappa": 1.0, "p": 2.0, "eps": 1e-2, "lam": 0.5},
+    "ssmax": {"s": 0.43},
+    "asentmax-theta": {"theta": 1.0},
+    "diff-rela": {"lam": 0.5},
+    "dex": {"lam": 0.5},
+}
+#: Parameters that are learned one a head; a number given for them is repeated.
+_BY_HEAD = {
+    "tra": ("beta",),
+    "tda": ("beta", "lam"),
+    "ssmax": ("s",),
+    "asentmax-theta": ("theta",),
+    "diff-softmax": ("lam",),
+    "diff-rela": ("lam",),
+    "dex": ("lam",),
+}
+#: What a class asks for that the configuration knows.
+_KNOWN = {
+    "heads": "num_attention_heads",
+    "hidden_dim": "hidden_size",
+    "head_dim": "head_dim",
+    "value_dim": "head_dim",
+}
+
+
+def language_mechanisms() -> list[str]:
+    """Names that :class:`LabConfig` takes for ``attention``."""
+    return sorted([*list_mechanisms(), *_SHARP])
+
+
+def row_weights(mechanism: Mechanism, scores: tuple[Tensor, ...], scope: Scope) -> Tensor:
+    """Weights of scores that were prepared, by the mechanism's definition in a fixed number of operations."""
+    if not isinstance(mechanism, (Entmax, Sparsemax)):
+        return mechanism.row_weights(scores, scope)
+    z = scores[0]
+    if isinstance(mechanism, Sparsemax):
+        return static_entmax(z, 2.0, scope.visible)
+    if isinstance(mechanism, ASEntmaxTheta):
+        z = z / mechanism.value("theta", z)
+    elif isinstance(mechanism, ASEntmax):
+        z = z * mechanism.logit_scale(scope, z)
+    alpha = mechanism.__dict__.get("static_alpha")
+    if alpha is None:
+        alpha = mechanism.value("alpha", z).clamp(min=1.0 + 1e-3, max=2.0)
+    return static_entmax(z, alpha, scope.visible)
+
+
+def _settle(mechanism: Entmax) -> None:
+    """Read the one alpha of all heads on the host, where it is one and not learned; refuse what is out of range."""
+    values = mechanism.alpha_.detach().reshape(-1).tolist()
+    for value in values:
+        if not 1.0 < value <= 2.0:
+            raise InputError("alpha", value, "a number above 1 and at most 2 is allowed")
+    if len(set(values)) == 1 and not isinstance(mechanism.alpha_, torch.nn.Parameter):
+        mechanism.__dict__["static_alpha"] = values[0]
+
+
+class SharpTRA(TRA):
+    """TRA with the threshold that kappa unrelated keys pass on average, not at most.
+
+    For unit vectors in random directions, a row of n keys has exactly kappa survivors above tau* with
+    n P(cos > tau*) = kappa; cos has the law of a coordinate of the unit sphere. TRA's formula bounds that from above,
+    by a factor of 10 to 1000 in survivors. Here tau = beta tau*(n), and 0 where n < 2 kappa.
+    """
+
+    def thresholds(self, scope: Scope, like: Tensor) -> Tensor:
+        table = sharp_thresholds(like.shape[-1], scope.need_head_dim(), self.kappa)
+        return self.value("beta", like) * _on(table, like)[scope.n.long()]
+
+
+class SharpTDA(TDA):
+    """TDA with the threshold of :class:`SharpTRA`."""
+
+    thresholds = SharpTRA.thresholds
+
+
+_SHARP: dict[str, type[Mechanism]] = {"tra-sharp": SharpTRA, "tda-sharp": SharpTDA}
+
+
+class _Tables:
+    """Tables of tau* by head dimension and kappa, grown by doubling, and their copies on devices."""
+
+    values: ClassVar[dict[tuple[int, float], np.ndarray]] = {}
+    copies: ClassVar[dict[tuple[int, float, int, torch.dtype, torch.device], Tensor]] = {}
+
+
+def sharp_thresholds(keys: int, head_dim: int, kappa: float) -> np.ndarray:
+    """tau* by the number n of keys that a row sees, 0 to at least `keys`: n P(X > tau*) = kappa, never below 0.
+
+    Parameters
+    ----------
+    keys : int
+        The longest row.
+    head_dim : int
+        D, at least 2.
+    kappa : float
+        Survivors a row, above 0.
+
+    Returns
+    -------
+    array of float64
+        Entry n is the threshold of a row of n keys; entry 0 is 0.
+    """
+    known = _Tables.values.get((head_dim, kappa))
+    if known is None or len(known) <= keys:
+        from theory_lab.noise import get_family
+        from theory_lab.noise.base import Scale
+
+        law = get_family("spherical").scaled(Scale(1.0 / head_dim, head_dim))
+        n = np.arange(1, max(1024, 1 << keys.bit_length()) + 1, dtype=np.float64)
+        tau = np.maximum(law.isf(np.minimum(kappa / n, 1.0)), 0.0)
+        known = _Tables.values[head_dim, kappa] = np.concatenate([[0.0], tau])
+    return known
+
+
+def _on(table: np.ndarray, like: Tensor) -> Tensor:
+    key = (id(table), float(table[-1]), len(table), like.dtype, like.device)
+    if key not in _Tables.copies:
+        _Tables.copies[key] = torch.as_tensor(table, dtype=like.dtype, device=like.device)
+    return _Tables.copies[key]
+
+
+def start_parameters(attention: str) -> dict[str, Any]:
+    """Where the parameters of a mechanism start if nothing else is said, as far as the class does not say it."""
+    return dict(_START.get(attention.removesuffix("-sharp"), {}))
+
+
+def build_mechanism(config: LabConfig, layer: int) -> Mechanism:
+    """The mechanism of one layer, with float32 parameters on the CPU.
+
+    Parameters
+    ----------
+    config : LabConfig
+    layer : int
+        0-based; the start of diff-softmax's lambda depends on it.
+
+    Raises
+    ------
+    InputError
+        For an unknown mechanism, or parameters that it does not take.
+    """
+    name = config.attention
+    if name not in _SHARP and name not in list_mechanisms():
+        known = language_mechanisms()
+        raise InputError("attention", name, f"{hint(str(name), known)}mechanisms are {', '.join(known)}")
+    base = name.removesuffix("-sharp") if name in _SHARP else name
+    cls: type[Mechanism] = _SHARP.get(name) or resolve(name)
+    given = {**start_parameters(name), **config.attention_parameters}
+    if name == "diff-softmax":
+        start = lambda_init(layer + 1)
+        given = {"start": start, "lam": start, **given}
+    takes = inspect.signature(cls.__init__).parameters
+    for field in config.attention_parameters:
+        if field not in takes or field in ("self", "dtype"):
+            options = [option for option in takes if option not in ("self", "dtype")]
+            allowed = ", ".join(options) or "none"
+            raise InputError("attention_parameters", field, f"{hint(field, options)}those of {name} are {allowed}")
+    needed = [field for field, parameter in takes.items() if parameter.default is inspect.Parameter.empty]
+    if base in ("eta-logit", "eta-weight") and "tau" not in given:
+        needed += ["heads", "head_dim"]
+    for field in needed:
+        if field in _KNOWN and field not in given:
+            given[field] = getattr(config, _KNOWN[field])
+    for field in _BY_HEAD.get(base, ()):
+        if isinstance(given.get(field), (int, float)):
+            given[field] = [float(given[field])] * config.num_attention_heads
+    # Values, not shapes alone, are needed here, whatever device a loader builds the rest of the model on.
+    with torch.device("cpu"):
+        made = cls(**given).float()
+        if isinstance(made, Entmax):
+            _settle(made)
+    if config.positions == "nape" and made.cosine:
+        raise InputError("positions", "nape", f"rope or nope: {name} compares cosines, which have no unit for a bias")
+    return made

@@ -1,0 +1,64 @@
+"""Where tokens stand: rotary embeddings with NTK-aware scaling, and the linear biases of NAPE.
+
+References
+----------
+Su et al., "RoFormer", arXiv 2104.09864 (rotary embeddings).
+Press, Smith and Lewis, "Train Short, Test Long", arXiv 2108.12409 (ALiBi: its slopes).
+NTK-aware scaling: the base of the frequencies times factor^(D / (D - 2)), so that the lowest frequency is stretched by
+the factor and the highest not at all.
+"Long-Context Generalization with Sparse Attention", arXiv 2506.16640 (NAPE: heads without positions beside ALiBi's).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rotations(positions: Tensor, head_dim: int, theta: float, ntk_factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary embeddings.
+
+    Parameters
+    ----------
+    positions : Tensor
+        (B, T) integers.
+    head_dim : int
+        D, even.
+    theta : float
+        Base of the frequencies.
+    ntk_factor : float
+        At least 1.
+
+    Returns
+    -------
+    tuple of Tensor
+        (B, 1, T, D / 2) each, float32.
+    """
+    base = theta * ntk_factor ** (head_dim / (head_dim - 2)) if head_dim > 2 else theta
+    # float64 on the way: at position 10^5 float32 frequencies are off by a visible angle.
+    order = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64)
+    angles = positions[:, None, :, None].double() * base ** (-order / head_dim)
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate the pairs (x_i, x_{i + D/2}) of queries or keys (B, H, T, D); computed in float32, or float64 for such."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    first, second = wide.chunk(2, -1)
+    turned = torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
+    return turned.to(x.dtype)
+
+
+def nape_slopes(heads: int, device: torch.device | str = "cpu") -> Tensor:
+    """Slope a head of NAPE, (H,): 0 in the first half, and ALiBi's geometric series 2^(-8 k / m) in the m others."""
+    free = heads // 2
+    biased = heads - free
+    steps = torch.arange(1, biased + 1, device=device, dtype=torch.float32)
+    return torch.cat([torch.zeros(free, device=device), torch.exp2(-8.0 * steps / biased)])
+
+
+def linear_bias(slopes: Tensor, queries: int, keys: int) -> Tensor:
+    """-slope * distance, (H, T, S) float32; queries are the last positions of the keys."""
+    rows = torch.arange(keys - queries, keys, device=slopes.device)
+    distance = rows[:, None] - torch.arange(keys, device=slopes.device)[None, :]
+    return -slopes[:, None, None] * distance.clamp_min(0)
