@@ -14,6 +14,8 @@ from theory_lab.reproduce.printed import Printed, read_printed
 
 #: A file of this name holds a paper's tables for the audit and is no experiment.
 _TABLES = "tables.toml"
+#: Settings of trainings are read by theory_lab.training.presets.
+_PRESETS = "train-"
 #: The folder of what is drawn from a user's own files.
 OWN = "own"
 _TALLEST = 20.0
@@ -156,7 +158,7 @@ def experiments() -> dict[str, Experiment]:
     found = {}
     for folder in folders:
         for path in sorted(folder.glob("*.toml")):
-            if path.name != _TABLES:
+            if path.name != _TABLES and not path.name.startswith(_PRESETS):
                 made = load(path, folder.name, f"experiments/{folder.name}/{path.name}")
                 found[made.id] = made
     return found
