@@ -1,0 +1,176 @@
+"""Triton backward kernels. Imports triton: load this module lazily.
+
+With p the weights, s = p^(2 - alpha) on their support, g_ij = <dO_i, v_j> and factor c_i (kernels/README.md derives it):
+
+    dV = P^T dO,   dz_ij = s_ij (g_ij - delta_i),   delta_i = sum_j s_ij g_ij / sum_j s_ij = <dO_i, o'_i>,
+    dQ = c dz K,   dK = (c dz)^T Q,   dc_i = sum_j dz_ij <q_i, k_j>,
+    dalpha = -sum_ij p_ij psi_ij (g_ij - delta_i),   psi = (e^y - 1 - y) / (alpha - 1)^2,   y = -(alpha - 1) log p,
+
+where o' = sum_j s_ij v_j / sum_j s_ij was kept by the forward. One kernel owns query rows, one owns keys; each sums in a
+fixed order and nothing is added atomically, so two runs agree bit for bit.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of jitted functions are pointers and tiles that Python has no types for.
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..primitives import SIZES, dot, load_rows, narrow, sequence
+from .forward import _centered, load_items
+from .lists import listed
+from .weights import log_weights, narrow_dot, weights
+
+# Knowing that a length is a multiple of 16 saves the key kernel registers.
+_KEY_SIZES = [name for name in SIZES if name not in ("MAX_Q", "MAX_K")]
+
+
+@triton.jit
+def _alpha_terms(a, state, eps, MODE: tl.constexpr):
+    """p psi; 0 outside the support."""
+    if MODE == 0:
+        log_p, alive = log_weights(a, state, eps)
+    else:
+        y = a + state
+        alive = y > 0.0
+        log_p = tl.log(tl.where(alive, y, 1.0)) / eps
+    p, y = tl.exp(log_p), -eps * log_p
+    series = log_p * log_p * p * (
+        0.5 + y * (1 / 6 + y * (1 / 24 + y * (1 / 120 + y * (1 / 720 + y * (1 / 5040 + y / 40320)))))
+    )  # fmt: skip
+    far = (tl.exp((1.0 - eps) * log_p) - p - p * y) / (eps * eps)
+    return tl.where(alive, tl.where(y < 0.5, series, far), 0.0)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def query_kernel(
+    Q, K, V, DO, TILTED, FACTOR, EPS, ROWS, ITEMS, COUNTS, DQ, DELTA, DFACTOR, DALPHA, LAYOUT, N, H, G, T, S, MAX_Q,
+    MAX_K, OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr,
+    DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr,
+    MODE: tl.constexpr, LISTED: tl.constexpr, TEMPERED: tl.constexpr, ALPHA: tl.constexpr, CAUSAL: tl.constexpr,
+    RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    nh, block = tl.program_id(0) // BLOCKS, BLOCKS - 1 - tl.program_id(0) % BLOCKS
+    n, h = nh // H, nh % H
+    g = h // (H // G)
+    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
+    first = block * BM
+    if first >= q_len:
+        return
+    b = n * 0 if PACKED else n
+    rows = first + tl.arange(0, BM)
+    exists = rows < q_len
+    pos = rows + off
+    cols, vcols = tl.arange(0, DP), tl.arange(0, EP)
+    q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
+    k_at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
+    v_at = V + b.to(tl.int64) * vb + g.to(tl.int64) * vh + k0.to(tl.int64) * vt
+    row = (b * H + h).to(tl.int64) * T + q0
+    q = load_rows(q_at, first, q_len, cols, qt, D, DP, BM, True)
+    do = load_rows(DO + row * E, first, q_len, vcols, E, E, EP, BM, True)
+    tilted = load_rows(TILTED + row * E, first, q_len, vcols, E, E, EP, BM, True)
+    delta = tl.sum(do.to(tl.float32) * tilted.to(tl.float32), 1)
+    tl.store(DELTA + row + rows, delta, mask=exists)
+    eps = tl.load(EPS + h)
+    given = tl.load(FACTOR + b * fb + h * fh + (q0 + rows) * ft, mask=exists, other=0.0)
+    anchor = tl.load(ROWS + row + rows, mask=exists, other=0.0)
+    state = tl.load(ROWS + plane + row + rows, mask=exists, other=1.0)
+    hi = k_len
+    if CAUSAL:
+        hi = tl.minimum(k_len, tl.maximum(tl.minimum(first + BM, q_len) + off, 0))
+    items, count, listing = ITEMS, hi, False
+    if LISTED:
+        at = nh.to(tl.int64) * NL + first // B
+        count = tl.load(COUNTS + at)
+        listing = count >= 0
+        count = tl.where(listing, count, hi)
+        items = ITEMS + at * capacity
+    dq = tl.zeros([BM, DP], tl.float32)
+    dfactor, dalpha = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+    for start in range(0, count, BN):
+        keys = listed(items, start, count, listing, BN) if LISTED else start + tl.arange(0, BN)
+        a, raw, k = _centered(q, k_at, start, keys, k_len, cols, kt, anchor, given * eps, pos, D, DP, BN, CAUSAL,
+                              LISTED, PREC, UPCAST)  # fmt: skip
+        _, s = weights(a, state[:, None], eps, MODE)
+        v = load_items(v_at, start, keys, k_len, vcols, vt, E, EP, BN, LISTED)
+        centered = dot(do, tl.trans(v), tl.zeros([BM, BN], tl.float32), PREC, UPCAST) - delta[:, None]
+        dz = s * centered
+        dq = narrow_dot(dz, k, dq, PREC, WIDE, UPCAST)
+        if TEMPERED:
+            # The dz of a row sum to 0, so the products may stay relative to the anchor.
+            dfactor += tl.sum(tl.where(s > 0.0, dz * raw, 0.0), 1)
+        if ALPHA:
+            dalpha -= tl.sum(_alpha_terms(a, state[:, None], eps, MODE) * centered, 1)
+    dq = dq * given[:, None]
+    inside = exists[:, None] & (cols < D)[None, :]
+    tl.store(DQ + (row + rows)[:, None] * D + cols[None, :], narrow(dq, DQ.dtype.element_ty, UPCAST), mask=inside)
+    if TEMPERED:
+        tl.store(DFACTOR + row + rows, dfactor, mask=exists)
+    if ALPHA:
+        tl.store(DALPHA + row + rows, dalpha, mask=exists)
+
+
+@triton.jit(do_not_specialize=_KEY_SIZES)
+def key_kernel(
+    Q, K, V, DO, DELTA, FACTOR, EPS, ROWS, ITEMS, COUNTS, DK, DV, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NL,
+    capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr, DP: tl.constexpr,
+    E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr, MODE: tl.constexpr,
+    LISTED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Everything transposed, (keys, rows), so that no tile has to change its layout in registers."""
+    # The first keys are seen by the most rows, so they come first.
+    ng, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
+    n, g = ng // G, ng % G
+    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
+    first = block * BN
+    if first >= k_len:
+        return
+    b = n * 0 if PACKED else n
+    keys = first + tl.arange(0, BN)
+    cols, vcols = tl.arange(0, DP), tl.arange(0, EP)
+    k_at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
+    v_at = V + b.to(tl.int64) * vb + g.to(tl.int64) * vh + k0.to(tl.int64) * vt
+    k = load_rows(k_at, first, k_len, cols, kt, D, DP, BN, True)
+    v = load_rows(v_at, first, k_len, vcols, vt, E, EP, BN, True)
+    dk, dv = tl.zeros([BN, DP], tl.float32), tl.zeros([BN, EP], tl.float32)
+    lowest = n * 0
+    if CAUSAL:
+        lowest = tl.minimum(tl.maximum(first - off, 0), q_len) // BM * BM
+    for r in range(H // G):
+        h = g * (H // G) + r
+        eps = tl.load(EPS + h)
+        q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
+        row = (b * H + h).to(tl.int64) * T + q0
+        begin, count, items, listing = lowest, q_len, ITEMS, False
+        if LISTED:
+            at = (n * H + h).to(tl.int64) * NL + first // B
+            length = tl.load(COUNTS + at)
+            listing = length >= 0
+            begin, count = tl.where(listing, 0, lowest), tl.where(listing, length, q_len)
+            items = ITEMS + at * capacity
+        for start in range(begin, count, BM):
+            rows = listed(items, start, count, listing, BM) if LISTED else start + tl.arange(0, BM)
+            exists = rows < q_len
+            given = tl.load(FACTOR + b * fb + h * fh + (q0 + rows) * ft, mask=exists, other=0.0)
+            anchor = tl.load(ROWS + row + rows, mask=exists, other=0.0)
+            state = tl.load(ROWS + plane + row + rows, mask=exists, other=1.0)
+            delta = tl.load(DELTA + row + rows, mask=exists, other=0.0)
+            q = load_items(q_at, start, rows, q_len, cols, qt, D, DP, BM, LISTED)
+            do = load_items(DO + row * E, start, rows, q_len, vcols, E, E, EP, BM, LISTED)
+            raw = dot(k, tl.trans(q), tl.zeros([BN, BM], tl.float32), PREC, UPCAST) - anchor[None, :]
+            # Keys past the end have zero rows, but their gradient rows are never stored, so they need no mask.
+            seen = exists[None, :]
+            if CAUSAL:
+                seen = seen & (keys[:, None] <= (rows + off)[None, :])
+            a = tl.where(seen, raw * (given * eps)[None, :], float("-inf"))
+            p, s = weights(a, state[None, :], eps, MODE)
+            dv = narrow_dot(p, do, dv, PREC, WIDE, UPCAST)
+            centered = dot(v, tl.trans(do), tl.zeros([BN, BM], tl.float32), PREC, UPCAST) - delta[None, :]
+            dk = narrow_dot(s * centered * given[None, :], q, dk, PREC, WIDE, UPCAST)
+    k_row = (b * G + g).to(tl.int64) * S + k0
+    at = (k_row + keys)[:, None]
+    inside = (keys < k_len)[:, None]
+    tl.store(DK + at * D + cols[None, :], narrow(dk, DK.dtype.element_ty, UPCAST), mask=inside & (cols < D)[None, :])
+    tl.store(DV + at * E + vcols[None, :], narrow(dv, DV.dtype.element_ty, UPCAST), mask=inside & (vcols < E)[None, :])

@@ -1,0 +1,205 @@
+"""Launches of the Triton kernels and their tile shapes. Imports triton: load this module lazily."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from ..geometry import Geometry
+from ..primitives import INTERPRETED
+from ..screen import padded
+from .backward import key_kernel, query_kernel
+from .forward import forward_kernel
+from .lists import bounds_kernel, lists_kernel, norms_kernel
+from .plan import BLOCK, Plan, room
+
+
+def _tiles(kind: str, dim: int, dtype: torch.dtype) -> dict[str, int]:
+    """Tile shapes and launch options by padded head dim; found on an H200, see kernels/README.md."""
+    wide = dim * (2 if dtype == torch.float32 else 1)
+    if INTERPRETED:
+        small = {"bounds": {"BM": 32, "BN": 32, "NS": 2}, "lists": {"OWN": 128, "M": 16}}
+        return small.get(kind, {"BM": 64, "BN": 64})
+    if kind == "bounds":
+        if wide <= 64:
+            return {"BM": 128, "BN": 128, "NS": 8, "num_warps": 4, "num_stages": 3}
+        if wide <= 128:
+            return {"BM": 128, "BN": 128, "NS": 8, "num_warps": 8, "num_stages": 2}
+        return {"BM": 64, "BN": 64, "NS": 8, "num_warps": 4, "num_stages": 2 if wide <= 256 else 1}
+    if kind == "lists":
+        if wide <= 64:
+            return {"OWN": 128, "M": 128, "num_warps": 4, "num_stages": 3}
+        if wide <= 128:
+            return {"OWN": 128, "M": 128, "num_warps": 8, "num_stages": 2}
+        return {"OWN": 64, "M": 64, "num_warps": 4, "num_stages": 2 if wide <= 256 else 1}
+    if wide <= 64:
+        return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3}
+    if wide <= 128:
+        return {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 2}
+    if wide <= 256:
+        return {"BM": 64 if kind == "forward" else 32, "BN": 32, "num_warps": 8, "num_stages": 1}
+    return {"BM": 32 if kind == "forward" else 16, "BN": 32 if kind == "forward" else 16, "num_warps": 4, "num_stages": 1}
+
+
+def _width(dim: int, dtype: torch.dtype) -> int:
+    """Padded head dim. Triton 3.6 reads past shared memory in a 16-bit product of 64x64 with 64x32 tiles."""
+    return padded(dim) if INTERPRETED or dtype == torch.float32 else max(64, padded(dim))
+
+
+class _Call:
+    """Arguments that the kernels of one call share."""
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        factor: torch.Tensor,
+        eps: torch.Tensor,
+        geometry: Geometry,
+        mode: int,
+    ):
+        self.q, self.k, self.v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        self.geometry = geometry
+        self.b, self.h, self.t, self.d = q.shape
+        self.g, self.s = k.shape[1:3]
+        self.e = v.shape[-1]
+        factor = factor.float().expand(self.b, self.h, self.t)
+        self.eps, self.factor = eps.float().contiguous(), factor
+        self.ragged = geometry.layout is not None
+        layout = self.eps if geometry.layout is None else geometry.layout
+        self.dims = (
+            layout, geometry.sequences, self.h, self.g, self.t, self.s, geometry.max_q, geometry.max_k, geometry.offset,
+        )  # fmt: skip
+        self.strides = (*self.q.stride()[:3], *self.k.stride()[:3])
+        self.exact_strides = (*self.strides, *self.v.stride()[:3], *factor.stride())
+        self.d_wide, self.e_wide = _width(self.d, q.dtype), _width(self.e, q.dtype)
+        self.width = max(self.d_wide, self.e_wide)
+        self.heads = geometry.sequences * self.h
+        self.plane = self.b * self.h * self.t
+        self.sweep = {
+            "D": self.d, "DP": self.d_wide, "CAUSAL": geometry.causal, "RAGGED": self.ragged,
+            # float32 products are three tf32 products.
+            "PACKED": geometry.packed, "PREC": "tf32x3" if q.dtype == torch.float32 else "tf32", "UPCAST": INTERPRETED,
+        }  # fmt: skip
+        self.exact = {
+            **self.sweep, "E": self.e, "EP": self.e_wide, "MODE": mode, "B": BLOCK, "WIDE": q.dtype == torch.float16,
+        }  # fmt: skip
+
+    @property
+    def empty(self) -> bool:
+        return min(self.heads, self.t, self.s, self.geometry.max_q, self.geometry.max_k) == 0
+
+    def like(self, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """An output: only ragged layouts leave rows unwritten, so only they pay for zeros."""
+        return (torch.zeros if self.ragged else torch.empty)(shape, dtype=x.dtype, device=x.device)
+
+    def bounds(self, rows: torch.Tensor) -> None:
+        """Fill ``rows`` (3, B, H, T): anchor, bound of the state, level."""
+        norms = torch.zeros(self.geometry.sequences * self.g, dtype=torch.int32, device=self.q.device)
+        block = 256 if self.d_wide <= 64 else 64
+        blocks = triton.cdiv(self.geometry.max_k, block)
+        layout, n, h, g, _, _, max_q, max_k, offset = self.dims
+        norms_kernel[(norms.numel() * blocks,)](
+            self.k, norms, layout, n, h, g, max_q, max_k, offset, blocks, *self.k.stride()[:3], D=self.d,
+            DP=padded(self.d), BR=block, RAGGED=self.ragged, PACKED=self.geometry.packed, num_warps=4,
+        )  # fmt: skip
+        options = _tiles("bounds", self.d_wide, self.q.dtype)
+        blocks = triton.cdiv(max_q, options["BM"])
+        bounds_kernel[(self.heads * blocks,)](
+            self.q, self.k, self.factor, self.eps, norms, rows, *self.dims, self.plane, blocks, *self.strides,
+            *self.factor.stride(), **self.sweep, MODE=self.exact["MODE"], **options,
+        )  # fmt: skip
+
+    def lists(self, levels: torch.Tensor, items: torch.Tensor, counts: torch.Tensor, by_rows: bool) -> None:
+        """List keys for blocks of rows, or (``by_rows``) rows for blocks of keys."""
+        options = _tiles("lists", self.d_wide, self.q.dtype)
+        length = self.geometry.max_k if by_rows else self.geometry.max_q
+        blocks = triton.cdiv(length, options["OWN"])
+        lists_kernel[(self.heads * blocks,)](
+            self.q, self.k, levels, items, counts, *self.dims, items.shape[1], items.shape[2], blocks, *self.strides,
+            **self.sweep, B=BLOCK, BY_ROWS=by_rows, **options,
+        )  # fmt: skip
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    factor: torch.Tensor,
+    eps: torch.Tensor,
+    geometry: Geometry,
+    mode: int,
+    keep: bool,
+    plan: Plan,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return output, tilted output, rows, lists and their lengths; see :mod:`.operator`."""
+    call = _Call(q, k, v, factor, eps, geometry, mode)
+    shape = (*q.shape[:3], call.e)
+    rows = torch.empty((3, *q.shape[:3]), dtype=torch.float32, device=q.device)
+    items = torch.empty(plan.items, dtype=plan.dtype, device=q.device)
+    counts = torch.empty(plan.items[:2], dtype=torch.int32, device=q.device)
+    if call.empty:
+        none = v.new_zeros(shape if keep else (0, 0, 0, 0))
+        return v.new_zeros(shape), none, rows, items, counts
+    out = call.like(v, shape)
+    tilted = call.like(v, shape) if keep else v.new_empty((0, 0, 0, 0))
+    call.bounds(rows)
+    if plan.listed:
+        call.lists(rows[2], items, counts, False)
+    options = _tiles("forward", call.width, q.dtype)
+    blocks = triton.cdiv(geometry.max_q, options["BM"])
+    forward_kernel[(call.heads * blocks,)](
+        call.q, call.k, call.v, call.factor, call.eps, rows, items, counts, out, tilted, *call.dims, items.shape[1],
+        items.shape[2], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=plan.listed, KEEP=keep, **options,
+    )  # fmt: skip
+    return out, tilted, rows, items, counts
+
+
+def backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    factor: torch.Tensor,
+    eps: torch.Tensor,
+    tilted: torch.Tensor,
+    rows: torch.Tensor,
+    items: torch.Tensor,
+    counts: torch.Tensor,
+    geometry: Geometry,
+    mode: int,
+    want_factor: bool,
+    want_alpha: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k, v, of the factor of every row, and of alpha; see :mod:`.operator`."""
+    call = _Call(q, k, v, factor, eps, geometry, mode)
+    if call.empty:
+        zeros = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+        return (zeros[0], zeros[1], zeros[2], rows.new_zeros(rows.shape[1:]), torch.zeros_like(eps))
+    grad = grad.contiguous()
+    dq, dk, dv = (call.like(x, (*x.shape,)) for x in (q, k, v))
+    delta = torch.empty(rows.shape[1:], dtype=torch.float32, device=q.device)
+    make = torch.zeros if call.ragged or not want_factor else torch.empty
+    dfactor = make(rows.shape[1:], dtype=torch.float32, device=q.device)
+    dalpha = torch.zeros(rows.shape[1:], dtype=torch.float32, device=q.device) if want_alpha else delta
+    listed = items.numel() > 0
+    options = _tiles("query", call.width, q.dtype)
+    blocks = triton.cdiv(geometry.max_q, options["BM"])
+    query_kernel[(call.heads * blocks,)](
+        call.q, call.k, call.v, grad, tilted, call.factor, call.eps, rows, items, counts, dq, delta, dfactor, dalpha,
+        *call.dims, items.shape[1], items.shape[2], call.plane, blocks, *call.exact_strides, **call.exact,
+        LISTED=listed, TEMPERED=want_factor, ALPHA=want_alpha, **options,
+    )  # fmt: skip
+    if listed:
+        items = items.new_empty((call.heads, triton.cdiv(geometry.max_k, BLOCK), room(geometry.max_q)))
+        counts = counts.new_empty(items.shape[:2])
+        call.lists(rows[2], items, counts, True)
+    options = _tiles("key", call.width, q.dtype)
+    blocks = triton.cdiv(geometry.max_k, options["BN"])
+    key_kernel[(geometry.sequences * call.g * blocks,)](
+        call.q, call.k, call.v, grad, delta, call.factor, call.eps, rows, items, counts, dk, dv, *call.dims,
+        items.shape[1], items.shape[2], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=listed, **options,
+    )  # fmt: skip
+    alpha = dalpha.sum((0, 2)).to(eps.dtype) if want_alpha else torch.zeros_like(eps)
+    return dq, dk, dv, dfactor, alpha

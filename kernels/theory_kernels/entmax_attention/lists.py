@@ -1,0 +1,254 @@
+"""Two sweeps over the scores: a bound of every row's threshold, and lists of the keys that it leaves.
+
+The threshold of a row over any subset of its keys is at most the threshold over all: more keys only add to the sum that
+must be 1. :func:`bounds` keeps, for each row, the largest score of each of a few slots of columns - elementwise maxima,
+nothing else - and solves for the threshold of those, which are scores of distinct keys. :func:`fill_lists` sweeps
+again and lists, for a block of rows, the keys whose score passes the bound in some row, less a margin for the rounding
+of the products; or, for a block of keys, the rows. What is not listed has weight 0.
+
+A list has a fixed room; a block that needs more, or hits most of what it sees, has length -1 and walks everything.
+Imports triton: load this module lazily.
+"""
+
+# ruff: noqa: SIM108 - branches on compile-time flags are no expressions
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of jitted functions are pointers and tiles that Python has no types for.
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..primitives import SIZES, any_bits, bit_count, dot, first_bit, load_rows, sequence
+from .weights import largest_root, solver_step, weights
+
+
+@triton.jit(do_not_specialize=SIZES)
+def norms_kernel(
+    K, NORMS, LAYOUT, N, H, G, MAX_Q, MAX_K, OFFSET, BLOCKS, kb, kh, kt, D: tl.constexpr, DP: tl.constexpr,
+    BR: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Largest norm of a key of each sequence and key head, as the bits of a float32: their order is that of integers."""
+    ng, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
+    n, g = ng // G, ng % G
+    _, _, k0, k_len, _ = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
+    b = n * 0 if PACKED else n
+    at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
+    x = load_rows(at, block * BR, k_len, tl.arange(0, DP), kt, D, DP, BR, True).to(tl.float32)
+    size = tl.sqrt(tl.max(tl.sum(x * x, 1), 0))
+    tl.atomic_max(NORMS + ng, size.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def _slot_maxima(
+    best, q, at, start, hi, pos, cols, kt, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    NS: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    k = load_rows(at, start, hi, cols, kt, D, DP, BN, MASKED)
+    acc = dot(q, tl.trans(k), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
+    if MASKED:
+        keys = start + tl.arange(0, BN)
+        seen = (keys < hi)[None, :]
+        if CAUSAL:
+            seen = seen & (keys[None, :] <= pos[:, None])
+        acc = tl.where(seen, acc, float("-inf"))
+    # Eight columns stay apart: they lie in different threads of the product's layout, so no thread needs another's.
+    return tl.maximum(best, tl.max(tl.reshape(acc, [BM, NS, BN // (8 * NS), 8]), 2))
+
+
+@triton.jit
+def _slot_sums(a, state, eps, MODE: tl.constexpr):
+    p, s = weights(a, state[:, None, None], eps, MODE)
+    count = tl.zeros_like(state)
+    if MODE == 1:
+        count = tl.sum(tl.sum((p > 0.0).to(tl.float32), 2), 1)
+    return tl.sum(tl.sum(p, 2), 1), tl.sum(tl.sum(s, 2), 1), count
+
+
+@triton.jit(do_not_specialize=SIZES)
+def bounds_kernel(
+    Q, K, FACTOR, EPS, NORMS, ROWS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, plane, BLOCKS, qb, qh, qt, kb, kh, kt,
+    fb, fh, ft, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, NS: tl.constexpr,
+    MODE: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Anchor (the largest score), an upper bound of the state, and the level that a listed score must pass."""
+    nh, block = tl.program_id(0) // BLOCKS, BLOCKS - 1 - tl.program_id(0) % BLOCKS
+    n, h = nh // H, nh % H
+    g = h // (H // G)
+    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
+    first = block * BM
+    if first >= q_len:
+        return
+    b = n * 0 if PACKED else n
+    rows = first + tl.arange(0, BM)
+    pos = rows + off
+    cols = tl.arange(0, DP)
+    q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
+    at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
+    q = load_rows(q_at, first, q_len, cols, qt, D, DP, BM, True)
+    hi = k_len
+    full = k_len // BN
+    if CAUSAL:
+        hi = tl.minimum(k_len, tl.maximum(tl.minimum(first + BM, q_len) + off, 0))
+        full = tl.minimum(full, tl.maximum(first + off + 1, 0) // BN)
+    best = tl.full([BM, NS, 8], float("-inf"), tl.float32)
+    for j in range(full):
+        best = _slot_maxima(best, q, at, j * BN, hi, pos, cols, kt, D, DP, BM, BN, NS, CAUSAL, False, PREC, UPCAST)
+    for j in tl.range(full, tl.cdiv(hi, BN), num_stages=1):
+        best = _slot_maxima(best, q, at, j * BN, hi, pos, cols, kt, D, DP, BM, BN, NS, CAUSAL, True, PREC, UPCAST)
+    anchor = tl.max(tl.max(best, 2), 1)
+    alive = anchor > float("-inf")
+    anchor = tl.where(alive, anchor, 0.0)
+    eps = tl.load(EPS + h)
+    factor = tl.load(FACTOR + b * fb + h * fh + (q0 + rows) * ft, mask=rows < q_len, other=0.0) * eps
+    filled = best > float("-inf")
+    a = tl.where(filled, best - anchor[:, None, None], 0.0) * factor[:, None, None]
+    a = tl.where(filled, a, float("-inf"))
+    start = 0.0 if MODE == 0 else 1.0
+    state = tl.full([BM], start, tl.float32)
+    high, low = state, state - (32.0 if MODE == 0 else 1.0)
+    step, go = 0, 1
+    while go > 0:
+        total, slope, count = _slot_sums(a, state, eps, MODE)
+        state, low, high, large = solver_step(state, low, high, total, slope, count, eps, MODE)
+        step += 1
+        go = tl.where(step < 30, tl.max((large & alive).to(tl.int32), 0), 0)
+    # A little more than the solution, checked: an upper bound of the state is a lower bound of the threshold.
+    state = state + 1e-5 * (1.0 if MODE == 0 else state)
+    total, slope, count = _slot_sums(a, state, eps, MODE)
+    state = tl.where(total >= 1.0, tl.minimum(state, high), high)
+    wide = q.to(tl.float32)
+    size = tl.load(NORMS + n * G + g).to(tl.float32, bitcast=True)
+    # Products and their sums in float32 (or three tf32 products) are off by a few (D + 8) units of rounding of |q| |k|.
+    slack = (D + 8) * 4.8e-7 * tl.sqrt(tl.sum(wide * wide, 1)) * size
+    positive = factor > 0.0
+    reach = largest_root(state, eps, MODE) / tl.where(positive, factor, 1.0)
+    level = tl.where(positive, anchor - reach - slack, float("-inf"))
+    out = ROWS + (b * H + h).to(tl.int64) * T + q0 + rows
+    tl.store(out, anchor, mask=rows < q_len)
+    tl.store(out + plane, state, mask=rows < q_len)
+    tl.store(out + 2 * plane, tl.where(alive, level, float("inf")), mask=rows < q_len)
+
+
+@triton.jit
+def _marks(
+    bits, own, at, start, stop, levels, LEVELS, cols, stride, D: tl.constexpr, DP: tl.constexpr, OWN: tl.constexpr,
+    B: tl.constexpr, M: tl.constexpr, BY_ROWS: tl.constexpr, MASKED: tl.constexpr, PREC: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Shift in, for M items, whether a score with one of the B rows (or keys) of each block passes its level."""
+    items = load_rows(at, start, stop, cols, stride, D, DP, M, MASKED)
+    acc = dot(items, own, tl.zeros([M, OWN], tl.float32), PREC, UPCAST)
+    if BY_ROWS:
+        rows = start + tl.arange(0, M)
+        if MASKED:
+            level = tl.load(LEVELS + rows, mask=rows < stop, other=float("inf"))
+        else:
+            level = tl.load(LEVELS + rows)
+        best = tl.max(tl.reshape(acc, [M, OWN // B, B // 8, 8]), 2)
+        hit = best > level[:, None, None]
+    else:
+        best = tl.max(tl.reshape(acc - levels[None, :], [M, OWN // B, B // 8, 8]), 2)
+        hit = best > 0.0
+    return (bits << 1) | hit.to(tl.uint32)
+
+
+@triton.jit
+def _pack(
+    ITEMS, bits, cursor, chunk, own, blocks, room, OWN: tl.constexpr, B: tl.constexpr, M: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Append the marked items of 32 tiles to the lists of the blocks; returns the new lengths."""
+    NG: tl.constexpr = OWN // B
+    word = any_bits(tl.reshape(bits.to(tl.int32, bitcast=True), [M * NG, 8]), UPCAST)
+    word = tl.trans(tl.reshape(word, [M, NG]))
+    count = bit_count(word)
+    place = cursor[:, None] + tl.cumsum(count, 1) - count
+    # The first tile was shifted in first, so it stands highest.
+    item = ((chunk * 32 + 31) * M + tl.arange(0, M))[None, :]
+    at = ITEMS + (own.to(tl.int64) * room)[:, None] + place
+    inside = (own < blocks)[:, None]
+    for step in range(tl.max(tl.max(count, 1), 0)):
+        bit = first_bit(tl.where(word != 0, word, 1))
+        keep = (word != 0) & (place + step < room) & inside
+        tl.store(at + step, (item - bit * M).to(ITEMS.dtype.element_ty), mask=keep)
+        word = word & (word - 1)
+    return cursor + tl.sum(count, 1)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def lists_kernel(
+    Q, K, LEVELS, ITEMS, COUNTS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NL, capacity, BLOCKS, qb, qh, qt, kb, kh,
+    kt, D: tl.constexpr, DP: tl.constexpr, OWN: tl.constexpr, B: tl.constexpr, M: tl.constexpr, BY_ROWS: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Lists of OWN // B blocks: keys for blocks of rows, or (BY_ROWS) rows for blocks of keys.
+
+    Causality only bounds the walk: the exact kernels mask the few pairs of the future that get listed.
+    """
+    nh, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
+    # Heavy blocks first: under a causal mask the last rows see the most keys and the first keys the most rows.
+    if not BY_ROWS:
+        block = BLOCKS - 1 - block
+    n, h = nh // H, nh % H
+    g = h // (H // G)
+    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
+    first = block * OWN
+    b = n * 0 if PACKED else n
+    q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
+    k_at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
+    levels_at = LEVELS + (b * H + h).to(tl.int64) * T + q0
+    cols = tl.arange(0, DP)
+    low = n * 0
+    levels = 0.0
+    if BY_ROWS:
+        if first >= k_len:
+            return
+        own = load_rows(k_at, first, k_len, cols, kt, D, DP, OWN, True)
+        at, stride, end = q_at, qt, q_len
+        if CAUSAL:
+            low = tl.minimum(tl.maximum(first - off, 0), q_len)
+    else:
+        if first >= q_len:
+            return
+        own = load_rows(q_at, first, q_len, cols, qt, D, DP, OWN, True)
+        rows = first + tl.arange(0, OWN)
+        levels = tl.load(levels_at + rows, mask=rows < q_len, other=float("inf"))
+        at, stride, end = k_at, kt, k_len
+        if CAUSAL:
+            end = tl.minimum(k_len, tl.maximum(tl.minimum(first + OWN, q_len) + off, 0))
+    own = tl.trans(own)
+    own_blocks = first // B + tl.arange(0, OWN // B)
+    items = ITEMS + nh.to(tl.int64) * NL * capacity
+    cursor = tl.zeros([OWN // B], tl.int32)
+    bits = tl.zeros([M, OWN // B, 8], tl.uint32)
+    stop = tl.cdiv(end, M)
+    full = tl.maximum(end // M, low // M)
+    for j in range(low // M, full):
+        bits = _marks(bits, own, at, j * M, end, levels, levels_at, cols, stride, D, DP, OWN, B, M, BY_ROWS, False,
+                      PREC, UPCAST)  # fmt: skip
+        if j % 32 == 31:
+            cursor = _pack(items, bits, cursor, j // 32, own_blocks, NL, capacity, OWN, B, M, UPCAST)
+            bits = tl.zeros([M, OWN // B, 8], tl.uint32)
+    for j in tl.range(full, stop, num_stages=1):
+        bits = _marks(bits, own, at, j * M, end, levels, levels_at, cols, stride, D, DP, OWN, B, M, BY_ROWS, True,
+                      PREC, UPCAST)  # fmt: skip
+        if j % 32 == 31:
+            cursor = _pack(items, bits, cursor, j // 32, own_blocks, NL, capacity, OWN, B, M, UPCAST)
+            bits = tl.zeros([M, OWN // B, 8], tl.uint32)
+    if (stop > low // M) & (stop % 32 != 0):
+        bits = bits << (32 - stop % 32).to(tl.uint32)
+        cursor = _pack(items, bits, cursor, stop // 32, own_blocks, NL, capacity, OWN, B, M, UPCAST)
+    # Walking everything in order is worth about twice as many gathered items.
+    fits = (cursor <= capacity) & (2 * cursor <= end - low)
+    tl.store(COUNTS + nh.to(tl.int64) * NL + own_blocks, tl.where(fits, cursor, -1), mask=own_blocks < NL)
+
+
+@triton.jit
+def listed(at, start, count, listing, COUNT: tl.constexpr):
+    """Indices start .. start + COUNT - 1 of a list, or (not ``listing``) of everything; past ``count``, none exists."""
+    slot = start + tl.arange(0, COUNT)
+    item = tl.load(at + slot, mask=(slot < count) & listing, other=0).to(tl.int32)
+    if at.dtype.element_ty == tl.int16:
+        item = item & 0xFFFF
+    return tl.where(slot < count, tl.where(listing, item, slot), 0x7FFFFFFF)

@@ -1,0 +1,91 @@
+"""Jitted weights of alpha-entmax and the step of its solver. Imports triton: load this module lazily.
+
+``a`` is (alpha - 1)(z - anchor), -inf where a pair does not count, and the state of a row is what the solver looks for:
+s of :mod:`.rows` for the alphas with closed steps (MODE 1: 1.5, MODE 2: 2), L = log P for any other (MODE 0), where s
+would be too close to 1 to hold it.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of jitted functions are pointers and tiles that Python has no types for.
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..primitives import dot, narrow
+
+
+@triton.jit
+def _log1p(x):
+    """log(1 + x) for x > -1, accurate for small x (W. Kahan's correction of the rounding of 1 + x)."""
+    y = 1.0 + x
+    d = y - 1.0
+    return tl.where(d == 0.0, x, tl.log(y) * (x / tl.where(d == 0.0, 1.0, d)))
+
+
+@triton.jit
+def log_weights(a, state, eps):
+    """log p and whether p > 0 (MODE 0)."""
+    ratio = a * tl.exp(-eps * state)
+    alive = ratio > -1.0
+    return state + _log1p(tl.where(alive, ratio, 0.0)) / eps, alive
+
+
+@triton.jit
+def weights(a, state, eps, MODE: tl.constexpr):
+    """Weights p and slopes s = p^(2 - alpha); ``state`` broadcasts to a."""
+    if MODE == 0:
+        log_p, alive = log_weights(a, state, eps)
+        return tl.where(alive, tl.exp(log_p), 0.0), tl.where(alive, tl.exp((1.0 - eps) * log_p), 0.0)
+    y = tl.maximum(a + state, 0.0)
+    if MODE == 1:
+        return y * y, y
+    else:
+        return y, (y > 0.0).to(tl.float32)
+
+
+@triton.jit
+def largest_root(state, eps, MODE: tl.constexpr):
+    """s = P^(alpha - 1) of a row's state: how far below the anchor (alpha - 1) z may lie."""
+    if MODE == 0:
+        return tl.exp(eps * state)
+    else:
+        return state
+
+
+@triton.jit
+def solver_step(state, low, high, total, slope, count, eps, MODE: tl.constexpr):
+    """One safeguarded step to sum p = 1.
+
+    ``total`` sum p, ``slope`` sum s, ``count`` size of the support (MODE 1), at ``state``. Returns the new state and
+    bracket, and whether the step was so large that another is needed: the error after it is of the order of the
+    square of the relative step.
+    """
+    high = tl.where(total >= 1.0, tl.minimum(high, state), high)
+    low = tl.where(total < 1.0, tl.maximum(low, state), low)
+    if MODE == 0:
+        bottom = tl.exp(eps * state) * slope
+        step = -tl.log(tl.where(total > 0.0, total, 1.0)) * total / tl.where(bottom > 0.0, bottom, 1.0)
+        large = tl.abs(step) > 1e-4
+    elif MODE == 1:
+        # The support being right, sum (y + d)^2 = 1 is a quadratic equation; without a root, Newton's step.
+        gap = 1.0 - total
+        inside = slope * slope + count * gap
+        bottom = slope + tl.where(inside > 0.0, tl.sqrt(tl.where(inside > 0.0, inside, 0.0)), slope)
+        step = tl.where(bottom > 0.0, gap / tl.where(bottom > 0.0, bottom, 1.0), 2.0)
+        large = tl.abs(step) > 3e-4 * state
+    else:
+        step = tl.where(slope > 0.0, (1.0 - total) / tl.where(slope > 0.0, slope, 1.0), 2.0)
+        large = tl.abs(step) > 3e-4 * state
+    new = state + step
+    inside = (new > low) & (new < high)
+    new = tl.where(large & (inside == 0), 0.5 * (low + high), new)
+    return new, low, high, large
+
+
+@triton.jit
+def narrow_dot(a, b, acc, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr):
+    """acc + a @ b with the float32 tile ``a`` rounded to b's dtype (or b widened, for float16)."""
+    if WIDE:
+        return dot(a, b.to(tl.float32), acc, PREC, UPCAST)
+    return dot(narrow(a, b.dtype, UPCAST), b, acc, PREC, UPCAST)
