@@ -5,12 +5,15 @@ Triton is imported only when a kernel is first used; everything here also runs i
 
 from .attention import differential_threshold_attention, threshold_attention
 from .counts import consensus_counts, survivor_counts
+from .decode import BlockBounds, DecodeStatistics, elastic_decode, make_block_bounds, update_block_bounds
 from .exceedance import Exceedances, Noise, exceedance_counts
 from .maps import SparseRows, pooled_map, row_normalizers, sparse_rows
 from .statistics import AttentionStatistics, ScoreStatistics, ViewStatistics, attention_statistics
 
 __all__ = [
     "AttentionStatistics",
+    "BlockBounds",
+    "DecodeStatistics",
     "Exceedances",
     "Noise",
     "ScoreStatistics",
@@ -19,10 +22,13 @@ __all__ = [
     "attention_statistics",
     "consensus_counts",
     "differential_threshold_attention",
+    "elastic_decode",
     "exceedance_counts",
+    "make_block_bounds",
     "pooled_map",
     "row_normalizers",
     "sparse_rows",
     "survivor_counts",
     "threshold_attention",
+    "update_block_bounds",
 ]

@@ -1,0 +1,173 @@
+"""Launches of the decode kernels: fixed grids, nothing read from the device. Imports triton: load this module lazily."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+
+from ..primitives import INTERPRETED
+from ..screen import padded
+from .bounds import ULP, BlockBounds
+from .cache import Paging
+from .problem import DecodeStatistics, Problem
+from .triton_bounds import bounds_kernel
+from .triton_decode import attend_kernel, combine_kernel
+from .triton_screen import pack_kernel, screen_kernel
+
+_KINDS = {"norm": 1, "minmax": 2, "ball": 3, "cap": 4}
+# Units that one step of a scan over them takes.
+_UNITS = 1024
+# Blocks that one program of the screen looks at, and parts that one step of the sum joins.
+SCREEN_COUNT, SPAN = 64, 32
+
+
+class Options(NamedTuple):
+    """Tile shapes and launch options of the attention kernel; found on an H200, see kernels/README.md."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    per_sm: int
+
+
+def options(rows: int, dim: int, views: int, dtype: torch.dtype, block: int) -> Options:
+    """Options by query rows of a key head, padded head dim and bytes of an element."""
+    wide = dim * (2 if dtype == torch.float32 else 1)
+    if INTERPRETED:
+        return Options(16 if rows <= 16 else 32, min(block, 32), 4, 1, 3)
+    most = 64 if wide <= 128 else 32 if wide <= 256 else 16
+    bm = min(most, max(16, triton.next_power_of_2(rows)))
+    keys = min(block, 64 if wide <= 128 else 32 if wide <= 256 else 16)
+    return Options(bm, keys, 4, 3 if wide * views <= 128 else 2, 2)
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _width(dim: int, dtype: torch.dtype) -> int:
+    """Padded head dim. Triton 3.6 reads past shared memory in some 16-bit products with narrow tiles."""
+    return padded(dim) if INTERPRETED or dtype == torch.float32 else max(64, padded(dim))
+
+
+def _unit_stride(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatistics | None]:
+    """Output (B, H, T, E), and with ``counted`` what was met."""
+    views, paging = problem.views, problem.paging
+    one, two = views[0], views[-1]
+    q1, q2 = _unit_stride(one.q), _unit_stride(two.q)
+    k1, k2, v = _unit_stride(one.k), _unit_stride(two.k), _unit_stride(problem.v)
+    (b, h, t, d), g, e = q1.shape, k1.shape[1], v.shape[-1]
+    device, rows = q1.device, h // g * t
+    width = max(_width(d, q1.dtype), _width(e, q1.dtype))
+    chosen = options(rows, width, len(views), q1.dtype, problem.block)
+    row_blocks = triton.cdiv(rows, chosen.rows)
+    units, per = b * g * row_blocks, min(rows, chosen.rows)
+    blocks = triton.cdiv(paging.capacity, problem.block)
+    tiles = triton.cdiv(blocks, SCREEN_COUNT)
+    programs = _processors(device) * chosen.per_sm
+
+    def whole(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+    def part(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=device)
+
+    out = torch.empty((b, h, t, e), dtype=v.dtype, device=device)
+    stats = (whole(b, h, t), part(b, h, t), part(b, h, t)) if counted else None
+    if not out.numel():
+        empty = DecodeStatistics(whole(b, h, t), torch.zeros((b, g), dtype=torch.int32, device=device), None, None)
+        return out, empty if counted else None
+    if not paging.capacity:
+        tiles = 0
+    found, counts, packed, totals = whole(units, blocks), whole(units, tiles), whole(units, blocks), whole(units)
+    parts = programs + units
+    sums = part(parts, per, e)
+    peak, mass = (part(parts, per), part(parts, per)) if problem.softmax else (sums, sums)
+    alive = whole(parts, per) if counted else totals
+    tau, lengths = problem.tau, totals if problem.lengths is None else problem.lengths
+    table = totals if paging.table is None else paging.table
+    flags = {
+        "D": d, "DP": _width(d, q1.dtype), "BM": chosen.rows, "VIEWS": len(views), "RAGGED": problem.lengths is not None,
+        "NORMALIZE": problem.normalize, "UPCAST": INTERPRETED,
+        # float32 products are three tf32 products.
+        "PREC": "tf32x3" if q1.dtype == torch.float32 else "tf32", "BLOCK": problem.block,
+    }  # fmt: skip
+    queries = (*q1.stride()[:3], *q2.stride()[:3])
+    bounds = [x.bounds for x in views]
+    kept = [_tensors(x, totals) for x in (bounds[0], bounds[-1])]
+    if tiles:
+        screen_kernel[(units * tiles,)](
+            q1, q2, tau, lengths, *kept[0], *kept[1], found, counts, g, h, t, paging.capacity, rows, row_blocks, blocks,
+            tiles, *queries, *tau.stride(), problem.scale, COUNT=SCREEN_COUNT,
+            KIND=0 if bounds[0] is None else _KINDS[bounds[0].kind], ULP=ULP, **flags, num_warps=4,
+        )  # fmt: skip
+        pack_kernel[(units * tiles,)](
+            found, counts, packed, totals, blocks, tiles, COUNT=SCREEN_COUNT,
+            CHUNK=min(256, triton.next_power_of_2(tiles)), num_warps=2,
+        )  # fmt: skip
+    else:
+        totals.zero_()
+    ub = min(_UNITS, triton.next_power_of_2(units))
+    shared = {"E": e, "EP": _width(e, q1.dtype), "UB": ub, "SOFTMAX": problem.softmax, "COUNTED": counted}
+    paged = 0 if paging.table is None else 1 if paging.page_size % chosen.keys == 0 else 2
+    attend_kernel[(programs,)](
+        q1, k1, q2, k2, v, tau, totals if problem.lam is None else problem.lam, lengths, table, packed, totals, sums,
+        peak, mass, alive, units, g, h, t, paging.capacity, rows, row_blocks, blocks, paging.page_size,
+        table.shape[-1], programs, *queries, *k1.stride()[:3], *k2.stride()[:3], *v.stride()[:3], *tau.stride(),
+        problem.scale, BN=chosen.keys, POWER=problem.power, PAGED=paged, WIDE=v.dtype == torch.float16 and not
+        problem.softmax, **flags, **shared, num_warps=chosen.warps, num_stages=chosen.stages,
+    )  # fmt: skip
+    eps = problem.rms_eps
+    combine_kernel[(units * per,)](
+        sums, peak, mass, alive, totals, out, *((alive,) * 3 if stats is None else (stats[1], stats[2], stats[0])),
+        units, g, h, t, rows, row_blocks, programs, 0.0 if eps is None else eps, BM=chosen.rows, SPAN=SPAN,
+        RMS=eps is not None, UPCAST=INTERPRETED, **shared, num_warps=4,
+    )  # fmt: skip
+    if stats is None:
+        return out, None
+    read = totals.view(b, g, row_blocks).sum(-1, dtype=torch.int32)
+    soft = stats[1:] if problem.softmax else (None, None)
+    return out, DecodeStatistics(stats[0], read, *soft)
+
+
+def _tensors(bounds: BlockBounds | None, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Norm, vectors and scalars; ``other`` stands in for what is not there."""
+    if bounds is None:
+        return other, other, other
+    vectors, scalars = bounds.vectors, bounds.scalars
+    return (
+        bounds.norm, vectors if vectors.numel() else bounds.norm, scalars if scalars.numel() else bounds.norm,
+    )  # fmt: skip
+
+
+def update(
+    bounds: BlockBounds,
+    k_cache: torch.Tensor,
+    paging: Paging,
+    start: torch.Tensor,
+    length: torch.Tensor,
+    touched: int,
+) -> None:
+    """Compute ``touched`` blocks of every head anew, from the one that ``start`` lies in on."""
+    k = _unit_stride(k_cache)
+    g, d = k.shape[1], k.shape[-1]
+    table = start if paging.table is None else paging.table
+    norm, vectors, scalars = _tensors(bounds, bounds.norm)
+    paged = 0 if paging.table is None else 1 if paging.page_size % bounds.block == 0 else 2
+    dp = padded(d)
+    bounds_kernel[(paging.batch * g * touched,)](
+        k, table, norm, vectors, scalars, start, length, *start.stride(), *length.stride(), g, paging.capacity,
+        norm.shape[2], touched, paging.page_size, table.shape[-1], *k.stride()[:3], D=d, DP=dp, BLOCK=bounds.block,
+        KIND=_KINDS[bounds.kind], PAGED=paged, UPCAST=INTERPRETED, num_warps=8 if bounds.block * dp > 8192 else 4,
+    )  # fmt: skip
