@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .visibility import Visibility, visible_counts
+from .visibility import Visibility, remember, visible_counts
 
 WEIGHTS = ("softmax", "entmax", "tra", "tda", "eta")
 NEED = ("rows", "columns", "near_zero", "scores")
@@ -50,8 +50,19 @@ class Request:
 
     def tau(self, visible: torch.Tensor, head_dim: int) -> torch.Tensor:
         """``beta sqrt(2 max(0, log(n / kappa)) / d)`` of every row, float64 (B, H, T); n counts the visible keys."""
+        if self.see.mask is not None:
+            return self.beta[:, None] * self._level(visible, head_dim)
+
+        def make() -> torch.Tensor:
+            return self._level(visible_counts(self.see, 1), head_dim)
+
+        levels = remember(self.see, "levels", make, self.kappa, head_dim)
+        return self.beta[:, None] * levels
+
+    def _level(self, visible: torch.Tensor, head_dim: int) -> torch.Tensor:
+        """The threshold for beta = 1."""
         n = visible.double().clamp_min(1.0)
-        return self.beta[:, None] * (2.0 * (n / self.kappa).log().clamp_min(0.0) / head_dim).sqrt()
+        return (2.0 * (n / self.kappa).log().clamp_min(0.0) / head_dim).sqrt()
 
     def visible(self, heads: int) -> torch.Tensor:
         return visible_counts(self.see, heads)

@@ -10,7 +10,7 @@ from .triton_entmax import entmax_thresholds
 from .triton_moments import moments
 from .triton_softmax import softmax_sums
 from .triton_threshold import SCREEN_FROM, screened, threshold_sums
-from .visibility import column_rows, visible_totals
+from .visibility import column_rows, hidden_rows, visible_totals
 
 Views = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -22,7 +22,7 @@ def statistics(views: Views, request: Request, screen_from: int | None = None) -
     dense = request.weights in ("softmax", "eta")
     if request.thresholded:
         # Rows without keys are hidden whatever their threshold; a large one keeps their tiles out of the lists.
-        tau = torch.where(visible > 0, request.tau(visible, q.shape[-1]), 1e9)
+        tau = request.tau(visible, q.shape[-1]).masked_fill_(hidden_rows(request.see), 1e9)
         listed = screened(views, request, tau, SCREEN_FROM if screen_from is None else screen_from)
         views = listed.views
     elif request.normalize:
@@ -33,8 +33,8 @@ def statistics(views: Views, request: Request, screen_from: int | None = None) -
             sums = softmax_sums(*views[0], request)
         else:
             sums = threshold_sums(listed if request.thresholded else entmax_thresholds(*views[0], request), request)
-            safe = torch.where(sums["mass"] > 0, sums["mass"], 1.0)
-            sums["entropy"] = (safe.log() + sums["entropy"] / safe).clamp_min(0.0)
+            safe = sums["mass"].masked_fill(sums["mass"] == 0, 1.0)
+            sums["entropy"] = torch.addcdiv(safe.log(), sums["entropy"], safe).clamp_min_(0.0)
     scores, covariance = moments(views, request) if request.wants("scores") else ((), None)
     rows = request.wants("rows")
     whole = _view(sums, "", visible, request, visible.clone() if dense else sums.get("support"))

@@ -34,14 +34,16 @@ from .triton_common import (
     square_tiles,
     visible,
 )  # fmt: skip
+from .visibility import remember
 
 TILE = 64
 # Below this many keys the screen costs more than it saves.
 SCREEN_FROM = 2048
-# Planes of the row sums: mass (a pair), -sum w log w (a pair), maximum; then mass (a pair), maximum of each view.
-ROW_FLOATS = 11
-# Planes of the row counts: support, survivors of each view, consensus.
-ROW_COUNTS = 4
+# Planes of the row sums of one view: mass (a pair), -sum w log w (a pair), maximum; of two: then mass (a pair) and
+# maximum of each.
+ROW_FLOATS = (5, 11)
+# Planes of the row counts of one view, where the first stays empty, and of two: support, survivors by view, consensus.
+ROW_COUNTS = (2, 4)
 
 
 class Listed(NamedTuple):
@@ -370,10 +372,11 @@ def screened(
     (b, h, t), s = q.shape[:3], k.shape[2]
     row0, row1, key0, key1, offset = request.see.bounds
     listed = s >= screen_from and (INTERPRETED or square_tiles(q, len(views))["BM"] == TILE)
-    geometry = Geometry(
-        torch.stack([torch.zeros_like(row1), row1, torch.zeros_like(key1), key1, offset]).to(torch.int32).contiguous(),
-        b, t, s, 0, False, request.see.causal,
-    )  # fmt: skip
+
+    def lay_out() -> torch.Tensor:
+        return torch.stack([torch.zeros_like(row1), row1, torch.zeros_like(key1), key1, offset]).to(torch.int32)
+
+    geometry = Geometry(remember(request.see, "layout", lay_out), b, t, s, 0, False, request.see.causal)
     words = None
     if listed:
         shape = (b * h, triton.cdiv(t, TILE), triton.cdiv(s, TILE * 32))
@@ -382,7 +385,7 @@ def screened(
     ready = []
     for index, (a, c) in enumerate(views):
         level = torch.empty((b, h, t), dtype=torch.float32, device=q.device)
-        clean = (stored(a, row0, row1), stored(c, key0, key1))
+        clean = (a, c) if request.see.key is not None else (stored(a, row0, row1), stored(c, key0, key1))
         x = prepare(*clean, request.normalize, listed, given, None, level)
         if words is not None:
             screen(quantize(x, None), geometry, words, TILE, None, join=index > 0)
@@ -408,9 +411,9 @@ def threshold_sums(listed: Listed, request: Request) -> dict[str, torch.Tensor]:
     tile = tiles["BM"]
     near = len(request.near_zero) if request.wants("near_zero") else 0
     plane = b * h * t
-    floats = torch.zeros((ROW_FLOATS, b, h, t), dtype=torch.float32, device=device)
-    counts = torch.zeros((ROW_COUNTS, b, h, t), dtype=torch.int32, device=device)
-    large = torch.zeros((3, max(near, 1), b, h, t), dtype=torch.int32, device=device)
+    planes = (ROW_FLOATS[count - 1], ROW_COUNTS[count - 1], max((2 * count - 1) * near, 1))
+    floats, counts, large = torch.zeros((sum(planes), b, h, t), dtype=torch.int32, device=device).split(planes)
+    floats = floats.view(torch.float32)
     words = floats if listed.words is None else listed.words
     lam = request.lam.float().contiguous()
     fixed = {
@@ -425,16 +428,19 @@ def threshold_sums(listed: Listed, request: Request) -> dict[str, torch.Tensor]:
         q1, k1, q2, k2, listed.tau, lam, padded_list(request.near_zero, device), words, floats, counts, large,
         where.bounds, *sizes, *shape, blocks, plane, *numbers, **fixed, BOUND_COUNT=near, COUNTERS=next_power(near),
     )  # fmt: skip
-    wide = floats.double()
+    mass, entropy = floats[:4].view(2, 2, b, h, t).sum(1, dtype=torch.float64)
     out = {
-        "mass": wide[0] + wide[1], "entropy": (wide[2] + wide[3]) * 0.6931471805599453, "maximum": wide[4],
+        "mass": mass, "entropy": entropy.mul_(0.6931471805599453), "maximum": floats[4].double(),
         "support": counts[0 if count == 2 else 1].long(), "survivors": counts[1 : 1 + count].long(),
-        "consensus": counts[3].long(), "mass1": wide[5] + wide[6], "maximum1": wide[7],
-        "mass2": wide[8] + wide[9], "maximum2": wide[10],
     }  # fmt: skip
-    flat = large.view(3 * max(near, 1), b, h, t)[: 3 * near].sum(-1, dtype=torch.int64).permute(1, 2, 0)
-    for index, name in enumerate(("large", "large1", "large2")):
-        out[name] = flat[..., index * near : (index + 1) * near]
+    if count == 2:
+        own = floats[5:].view(2, 3, b, h, t)
+        out["consensus"] = counts[3].long()
+        out |= zip(("mass1", "mass2"), own[:, :2].sum(1, dtype=torch.float64), strict=True)
+        out |= zip(("maximum1", "maximum2"), own[:, 2].double(), strict=True)
+    if near:
+        flat = large.sum(-1, dtype=torch.int64).permute(1, 2, 0)
+        out |= zip(("large", "large1", "large2"), flat.split(near, -1), strict=False)
     if request.wants("columns"):
         sums = torch.zeros((6, b, h, s), dtype=torch.float32, device=device)
         turned = words

@@ -89,6 +89,11 @@ def _keys_by_row(see: Visibility) -> torch.Tensor:
     return torch.where((row >= row0) & (row < row1), high - low, 0)
 
 
+def hidden_rows(see: Visibility) -> torch.Tensor:
+    """Rows that see no key, bool (B, 1, T); without a mask, read-only."""
+    return remember(see, "hidden", lambda: (_keys_by_row(see) == 0)[:, None])
+
+
 def visible_totals(see: Visibility) -> torch.Tensor:
     """Visible pairs of each sequence, int64 (B, 1, 1); without a mask, read-only."""
     return remember(see, "pairs", lambda: _keys_by_row(see).sum(-1)[:, None, None])
