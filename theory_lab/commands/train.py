@@ -103,7 +103,7 @@ def _settings(options: dict[str, Any]) -> TrainSettings:
     for names, read in ((_WHOLES, one_whole), (_NUMBERS, one_number)):
         for name in names:
             if options[name] is not None:
-                given[name] = read(options[name], name.replace("_", "-"))  # type: ignore[operator]  # both take text
+                given[name] = read(options[name], name.replace("_", "-"))
     for name in _WORDS:
         if options[name] is not None:
             if not options[name].strip():

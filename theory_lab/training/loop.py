@@ -127,6 +127,7 @@ class _Run:
 
         from theory_lab.models.lab import LabForCausalLM, make_config
         from theory_lab.training import cost
+        from theory_lab.training.stepping import precision
 
         s = self.settings
         opened = open_data(s)
@@ -155,7 +156,7 @@ class _Run:
             checkpoints.load_weights(model, checkpoints.read_weights(self.out), self.out, "out")
             self.show.say(f"{self.out} holds this run, finished")
             return TrainResult(model.eval(), known, self.out)
-        with self._signals():
+        with self._signals(), precision(self.device, s.dtype):
             last, facts = self._train(model, opened, identity)
         facts |= {"parameters": parameters, **cost.describe(config, parameters, s.length, self.device, self.world)}
         assert self.held is not None
@@ -173,10 +174,9 @@ class _Run:
             start, stepper, optimizer = self._ready(model, opened)
         logs = Logs(self.out if self.main else None, start, s.tensorboard)
         self.show.start(s.steps, start, float(s.steps - start))
-        last = math.nan
+        last, begun = math.nan, time.perf_counter()
         try:
             for segment in Feed(opened.source, s, start, stepper.most, self.rank, self.world):
-                begun = time.perf_counter()
                 with memory(f"at step {segment.first + 1}"):
                     numbers = self._numbers(stepper, segment, logs)
                 took = time.perf_counter() - begun
@@ -188,6 +188,7 @@ class _Run:
                 logs.write(rows)
                 self._tell(last, segment, took)
                 self._keep(done, model, optimizer, identity)
+                begun = time.perf_counter()  # waiting for the next batch counts, evaluations and checkpoints do not
         finally:
             logs.close()
         return last, {"graph": stepper.most > 1, "resumed_from": start or None}

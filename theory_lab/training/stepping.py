@@ -4,6 +4,7 @@ whole in a CUDA graph, which takes the launch overhead away that small models sp
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -63,6 +64,18 @@ def autocast(device: torch.device, dtype: str) -> contextlib.AbstractContextMana
         return contextlib.nullcontext()
     # No cache: a captured graph must cast the weights anew at each replay.
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
+@contextlib.contextmanager
+def precision(device: torch.device, dtype: str) -> Iterator[None]:
+    """Under bfloat16 the matrix products that stay in float32 may use tf32; under float32 nothing may."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if dtype == "bfloat16" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def make_optimizer(model: Any, settings: TrainSettings, device: torch.device, capturable: bool) -> Optimizer:
