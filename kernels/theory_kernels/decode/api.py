@@ -133,12 +133,10 @@ def elastic_decode(
     for name, view in zip(("block_bounds", "block_bounds2"), views, strict=False):
         if view.bounds is not None:
             check_bounds(name, view.bounds, view.k, paging)
-    if len(views) == 2 and block_bounds is not None and block_bounds2 is not None:
-        if (block_bounds.kind, block_bounds.block) != (block_bounds2.kind, block_bounds2.block):
-            raise ValueError(
-                f"block_bounds2 must be of kind {block_bounds.kind!r} and block {block_bounds.block} like block_bounds, "
-                f"got {block_bounds2.kind!r} and {block_bounds2.block}"
-            )
+    if block_bounds is not None and block_bounds2 is not None:
+        made, other = ((x.kind, x.block) for x in (block_bounds, block_bounds2))
+        if made != other:
+            raise ValueError(f"block_bounds2 must be of kind and block {made} like block_bounds, got {other}")
     scale = (q.shape[3] ** -0.5 if softmax else 1.0) if scale is None else check_number("scale", scale, 0.0, False)
     kappa, power = check_number("kappa", kappa, 0.0, False), check_number("power", power, 1.0, True)
     if rms_eps is not None:

@@ -32,13 +32,13 @@ def forward(problem: Problem) -> tuple[torch.Tensor, DecodeStatistics]:
     peak, total = (torch.full((batch, *fold), -torch.inf, dtype=wide, device=q.device) for _ in range(2))
     for b in range(batch):
         for g in range(groups):
-            key = _keys(problem, kept[b, g], int(last[b, g].max()))
+            key = _keys(problem, kept[b, g], int(last[b, g].max()) if rows else -1)
             one = [x[b, g].to(wide) for x in queries]
             part = lam[g] if lam is not None else None
             out[b, g], survivors[b, g], peak[b, g], total[b, g] = _attend(
                 problem, b, g, one, key, tau[b, g], last[b, g], part
             )
-    out = out.reshape(batch, heads, rows, -1)
+    out = out.reshape(batch, heads, rows, v.shape[-1])
     if problem.rms_eps is not None:
         out = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + problem.rms_eps)
     shape = (batch, heads, rows)

@@ -1,4 +1,4 @@
-"""Launches of the decode kernels: fixed grids, nothing read from the device. Imports triton: load this module lazily."""
+"""Launches of the decode kernels: fixed grids, nothing read from the device. Imports triton: load lazily."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     tau, lengths = problem.tau, totals if problem.lengths is None else problem.lengths
     table = totals if paging.table is None else paging.table
     flags = {
-        "D": d, "DP": _width(d, q1.dtype), "BM": chosen.rows, "VIEWS": len(views), "RAGGED": problem.lengths is not None,
-        "NORMALIZE": problem.normalize, "UPCAST": INTERPRETED,
+        "D": d, "DP": _width(d, q1.dtype), "BM": chosen.rows, "VIEWS": len(views),
+        "RAGGED": problem.lengths is not None, "NORMALIZE": problem.normalize, "UPCAST": INTERPRETED,
         # float32 products are three tf32 products.
         "PREC": "tf32x3" if q1.dtype == torch.float32 else "tf32", "BLOCK": problem.block,
     }  # fmt: skip

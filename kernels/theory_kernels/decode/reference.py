@@ -59,5 +59,6 @@ def forward(problem: Problem) -> tuple[torch.Tensor, DecodeStatistics]:
 
 def _visible_blocks(problem: Problem) -> torch.Tensor:
     """Blocks with a key that some row sees, (B, G): the reference reads them all."""
-    keys = (problem.last_keys()[:, -1] + 1).clamp(0, problem.paging.capacity)
+    # Padded by a 0, so that there is a last column without rows too.
+    keys = torch.nn.functional.pad(problem.last_keys() + 1, (1, 0))[:, -1].clamp(0, problem.paging.capacity)
     return (-(-keys // problem.block)).to(torch.int32)[:, None].expand(-1, problem.v.shape[1]).contiguous()

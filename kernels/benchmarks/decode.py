@@ -1,0 +1,281 @@
+"""Time elastic decoding against dense decoding, each only after it has passed its correctness gate.
+
+    python kernels/benchmarks/decode.py --out decode.csv [--length 524288] [--sweep]
+
+One query a head over a cache of which a given share of the blocks has to be read. Needs a CUDA device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import triton
+from theory_kernels import BlockBounds, elastic_decode, make_block_bounds, update_block_bounds
+from theory_kernels.decode import launch
+from timing import measure
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+FIELDS = (
+    "case", "pattern", "mechanism", "density", "read", "kind", "block", "batch", "heads", "groups", "length", "dim",
+    "dtype", "ms", "ms_p10", "ms_p90", "method", "eager_ms", "tb_per_s", "metadata", "error", "allowed", "gpu", "date",
+    "torch", "triton", "note",
+)  # fmt: skip
+# Scores of the planted keys, thresholds, and standard deviation of the entries of all others.
+PLANTED, TAU, SMALL = 6.0, 4.0, 0.1
+
+
+class Cache:
+    """A cache with one key of score ``PLANTED`` in each block of a chosen set, a different one for each head."""
+
+    def __init__(self, length: int, heads: int, groups: int, dim: int, dtype: torch.dtype, device: torch.device):
+        self.generator = torch.Generator(device).manual_seed(0)
+        self.q, self.k, self.v = (
+            torch.randn((1, h, t, dim), generator=self.generator, device=device).to(dtype)
+            for h, t in ((heads, 1), (groups, length), (groups, length))
+        )
+        self.k *= SMALL
+        self.heads, self.groups, self.length, self.dim = heads, groups, length, dim
+
+    def plant(self, density: float, pattern: str, block: int) -> torch.Tensor:
+        """A copy of the keys with one that survives in ``density`` of the blocks of each head."""
+        k = self.k.clone()
+        blocks = self.length // block
+        for g in range(self.groups):
+            share = density
+            if pattern == "uneven":
+                # Heads from nothing to twice the density.
+                share = min(1.0, 2 * density * g / max(self.groups - 1, 1))
+            count = round(share * blocks)
+            if pattern == "clustered":
+                run = 64
+                first = torch.randperm(blocks // run, generator=self.generator, device=k.device)[: count // run]
+                chosen = (first[:, None] * run + torch.arange(run, device=k.device)).flatten()
+            else:
+                chosen = torch.randperm(blocks, generator=self.generator, device=k.device)[:count]
+            at = chosen * block + torch.randint(block, chosen.shape, generator=self.generator, device=k.device)
+            q = self.q[0, g * (self.heads // self.groups), 0].float()
+            k[0, g, at] = (q * (PLANTED * math.sqrt(self.dim) / q.square().sum())).to(k.dtype)
+        return k
+
+
+def gate(
+    call: Callable[[], torch.Tensor], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tau: float
+) -> tuple[float, float]:
+    """Relative error and what is allowed: 2 (that of the reference in low precision + rounding), over every head."""
+    got = call().double()
+    wrong = low = size = 0.0
+    group = q.shape[1] // k.shape[1]
+    for g in range(k.shape[1]):
+        cut = (q[:, g * group : (g + 1) * group], k[:, g : g + 1], v[:, g : g + 1])
+        exact = elastic_decode(*(x.double() for x in cut), None, tau, implementation="reference")
+        eager = elastic_decode(*cut, None, tau, implementation="reference")
+        wrong += float((got[:, g * group : (g + 1) * group] - exact).square().sum())
+        low += float((eager.double() - exact).square().sum())
+        size += float(exact.square().sum())
+    size = math.sqrt(size)
+    allowed = 2 * (math.sqrt(low) + torch.finfo(q.dtype).eps * size)
+    return (math.sqrt(wrong) / size, allowed / size) if size else (math.sqrt(wrong), 0.0)
+
+
+class Bench:
+    """Collects rows."""
+
+    def __init__(self, out: Path):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        self.file = out.open("w", newline="")
+        self.writer = csv.DictWriter(self.file, FIELDS)
+        self.writer.writeheader()
+        self.common = {
+            "gpu": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(),
+            "torch": torch.__version__, "triton": triton.__version__,
+        }  # fmt: skip
+
+    def write(self, row: dict) -> None:
+        row = {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in {**self.common, **row}.items()}
+        self.writer.writerow(row)
+        self.file.flush()
+        shown = (
+            "case",
+            "pattern",
+            "mechanism",
+            "density",
+            "read",
+            "kind",
+            "block",
+            "ms",
+            "eager_ms",
+            "tb_per_s",
+            "note",
+        )
+        print(" ".join(f"{row.get(k, '')!s:>9}" for k in shown), flush=True)
+
+    def time(
+        self, row: dict, call: Callable[[], object], read: float | None, error: tuple[float, float] | None
+    ) -> None:
+        """Time ``call``, which has to read ``read`` bytes, if its error allows."""
+        if error is not None:
+            row |= {"error": error[0], "allowed": error[1]}
+            if not error[0] <= error[1]:
+                self.write({**row, "note": "gate failed"})
+                return
+        try:
+            timing = measure(call)
+        except Exception as failure:
+            torch.cuda.synchronize()
+            self.write({**row, "note": f"not run: {type(failure).__name__}: {str(failure)[:80]}"})
+            return
+        rate = {} if read is None else {"tb_per_s": read / (timing.median * 1e-3) / 1e12}
+        self.write({
+            **row, "ms": timing.median, "ms_p10": timing.low, "ms_p90": timing.high, "method": timing.method,
+            "eager_ms": timing.eager, **rate,
+        })  # fmt: skip
+
+
+def _facts(cache: Cache) -> dict:
+    return {
+        "batch": 1, "heads": cache.heads, "groups": cache.groups, "length": cache.length, "dim": cache.dim,
+        "dtype": str(cache.q.dtype).removeprefix("torch."),
+    }  # fmt: skip
+
+
+def dense(bench: Bench, cache: Cache) -> None:
+    """FlashAttention-2 and cuDNN of torch over the whole cache."""
+    q, k, v = cache.q, cache.k, cache.v
+    size = (k.numel() + v.numel()) * k.element_size()
+    for name, backend in (("FA2", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION)):
+
+        def call(backend: SDPBackend = backend) -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+        row = {"case": "dense", "pattern": "random", "mechanism": name, "density": 1.0, **_facts(cache)}
+        try:
+            error = gate(call, q, k, v, -math.inf)
+        except Exception as failure:
+            bench.write({**row, "note": f"not run: {type(failure).__name__}: {str(failure)[:80]}"})
+            continue
+        bench.time(row, call, size, error)
+
+
+def ours(
+    bench: Bench, cache: Cache, k: torch.Tensor, bounds: BlockBounds | None, density: float, pattern: str, case: str,
+    gated: bool = True, note: str = "",
+) -> None:  # fmt: skip
+    """Elastic decoding with the softmax over survivors."""
+    q, v = cache.q, cache.v
+    lengths = torch.full((1,), cache.length, dtype=torch.int32, device=q.device)
+    tau = torch.full((1, cache.heads, 1), TAU if bounds is not None else -math.inf, device=q.device)
+
+    def call() -> torch.Tensor:
+        out = elastic_decode(q, k, v, bounds, tau, lengths=lengths)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    row = {
+        "case": case, "pattern": pattern, "mechanism": "elastic", "density": density,
+        "kind": bounds.kind if bounds else "none", "block": bounds.block if bounds else 64, "note": note,
+        **_facts(cache),
+    }  # fmt: skip
+    _, found = elastic_decode(q, k, v, bounds, tau, lengths=lengths, return_statistics=True)
+    block = row["block"]
+    share = float(found.blocks_read.sum()) * block / (cache.length * cache.groups)
+    total = (k.numel() + v.numel()) * k.element_size()
+    size = share * total
+    if bounds is not None:
+        row["metadata"] = bounds.nbytes / total
+        size += bounds.nbytes
+    row["read"] = share
+    error = gate(call, q, k, v, float(tau[0, 0, 0])) if gated else None
+    bench.time(row, call, size, error)
+
+
+def sweep(bench: Bench, cache: Cache, density: float) -> None:
+    """Launch options of the attention kernel, one after another."""
+    k = cache.plant(density, "scattered", 64)
+    bounds = make_block_bounds(k, "minmax", block=64)
+    original = launch.options
+    for warps, stages in itertools.product((4, 8, 2), (2, 3, 4)):
+        for per_sm in (1, 2, 3, 4):
+            chosen = launch.Options(16, 64, warps, stages, per_sm)
+            launch.options = lambda *_, chosen=chosen: chosen
+            note = f"warps {warps} stages {stages} per_sm {per_sm}"
+            ours(bench, cache, k, bounds, density, "scattered", "sweep", False, note)
+    launch.options = original
+    for count in (16, 32, 128):
+        launch.SCREEN_COUNT, old = count, launch.SCREEN_COUNT
+        ours(bench, cache, k, bounds, density, "scattered", "sweep", False, f"screen count {count}")
+        launch.SCREEN_COUNT = old
+    for span in (16, 64):
+        launch.SPAN, old = span, launch.SPAN
+        ours(bench, cache, k, bounds, density, "scattered", "sweep", False, f"span {span}")
+        launch.SPAN = old
+
+
+def updates(bench: Bench, cache: Cache) -> None:
+    """Bounds of one new token, and of a whole cache."""
+    bounds = make_block_bounds(cache.k, "minmax", block=64)
+    start = torch.full((1,), cache.length - 1, dtype=torch.int32, device=cache.k.device)
+    row = {"case": "update", "mechanism": "update_block_bounds", "kind": "minmax", "block": 64, **_facts(cache)}
+    one = {**row, "pattern": "one token"}
+    bench.time(one, lambda: update_block_bounds(bounds, cache.k, start, 1), None, None)
+    size = cache.k.numel() * cache.k.element_size()
+    row["pattern"] = "all tokens"
+    bench.time(row, lambda: update_block_bounds(bounds, cache.k, 0, cache.length), size, None)
+
+
+def kernels(cache: Cache, density: float) -> None:
+    """Print the time of each kernel of a call."""
+    k = cache.plant(density, "scattered", 64)
+    bounds = make_block_bounds(k, "minmax", block=64)
+    tau = torch.full((1, cache.heads, 1), TAU, device=k.device)
+    elastic_decode(cache.q, k, cache.v, bounds, tau)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(10):
+            elastic_decode(cache.q, k, cache.v, bounds, tau)
+        torch.cuda.synchronize()
+    for event in profile.key_averages():
+        print(f"{event.key[:60]:60} {event.device_time_total / 10:9.2f} us a call, {event.count / 10:g} launches")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="CSV to write")
+    parser.add_argument("--length", type=int, default=524288)
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--sweep", action="store_true", help="time launch options too")
+    options = parser.parse_args()
+    device = torch.device("cuda")
+    bench = Bench(options.out)
+    cache = Cache(options.length, options.heads, options.groups, options.dim, torch.bfloat16, device)
+    dense(bench, cache)
+    ours(bench, cache, cache.k, None, 1.0, "random", "density")
+    for pattern in ("scattered", "clustered", "uneven"):
+        for density in (1.0, 0.38, 0.1, 0.01):
+            if (pattern == "uneven") and density > 0.5:
+                continue
+            k = cache.plant(density, pattern, 64)
+            ours(bench, cache, k, make_block_bounds(k, "minmax", block=64), density, pattern, "density")
+            del k
+    for kind, block in (("norm", 64), ("ball", 64), ("cap", 64), ("minmax", 128), ("ball", 128)):
+        k = cache.plant(0.1, "scattered", block)
+        ours(bench, cache, k, make_block_bounds(k, kind, block=block), 0.1, "scattered", "kind")
+        del k
+    updates(bench, cache)
+    for density in (0.1, 1.0):
+        print("density", density)
+        kernels(cache, density)
+    if options.sweep:
+        sweep(bench, cache, 0.1)
+
+
+if __name__ == "__main__":
+    main()
