@@ -201,6 +201,20 @@ def test_uniform_baseline_of_an_encoder_with_windows(attention: str):
         assert rows.g_sink_uniform_1[layer] == pytest.approx((sees / sees.sum(-1, keepdims=True))[:, 0].sum() / 20)
 
 
+def test_scores_of_an_encoder_with_windows_leave_out_the_key_of_the_row_itself():
+    model = build("modernbert", "sdpa")
+    calls = []
+    with watch(model, calls.append):
+        model(torch.arange(3, 23)[None])
+    i = np.arange(20)
+    apart = np.abs(i[:, None] - i)
+    call = calls[1]
+    found = attention_statistics(call.q, call.k, **call.statistics_arguments(), need=("scores",)).scores[0]
+    scores = (call.q.double() @ call.k.double().mT)[0].numpy()[:, (apart >= 1) & (apart <= 3)]
+    assert found.count[0].tolist() == [scores.shape[1]] * call.q.shape[1]
+    assert found.mean[0].numpy() == pytest.approx(scores.mean(-1), rel=1e-5)
+
+
 def test_results_of_other_settings_do_not_mix(tmp_path):
     loaded = tiny_llama()
     first = probe(loaded, TEXT, lengths=[16], out=tmp_path / "kept")

@@ -15,14 +15,14 @@ from tiny_models import CONFIGS, build, texts  # noqa: E402
 from theory_lab.probes import AttentionCall, watch  # noqa: E402
 
 PADDINGS = ("none", "left", "right")
-#: What the layers of an architecture see: their windows; None for all of the text.
+#: What the layers of an architecture see: their windows (an encoder's reach to both sides); None for all of the text.
 WINDOWS = {
     "mistral": [5, 5],
     "gemma2": [5, None],
     "gemma3": [5, 5, 5, 5, 5, None],
     "phi3": [5, 5],
     "gpt-oss": [5, None],
-    "modernbert": [None, 7, 7],
+    "modernbert": [None, 3, 3],
 }
 
 

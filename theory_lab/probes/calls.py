@@ -11,24 +11,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from theory_lab.probes.own import Own
+
 
 @dataclass(frozen=True)
 class Visibility:
     """Which keys each query sees.
 
     Query ``i`` of text ``b`` sees key ``j`` if ``key_starts[b] <= j < lengths[b]``, and, if ``causal``,
-    ``j <= i + query_offset``, and, with a window, ``j > i + query_offset - window``. ``mask`` is given only where that
-    does not describe it, and then alone does.
+    ``j <= i + query_offset``, and, with a window, ``j > i + query_offset - window``, or ``|i - j| <= window`` where not
+    ``causal``. ``mask`` is given only where that does not describe it, and then alone does.
 
     Parameters
     ----------
     causal : bool
         Whether queries see no later keys.
     query_offset : int or Tensor (B,)
-        Position of the first query among the keys: 0 for a whole text, S - 1 for one decoded token. A window that
-        reaches w keys to both sides (ModernBERT) is described as causal with offset w and window 2 w + 1.
+        Position of the first query among the keys: 0 for a whole text, S - 1 for one decoded token.
     window : int or None
-        Number of keys that a query sees at most.
+        Number of keys that a causal query sees at most; of others, how far to both sides they see (ModernBERT).
     key_starts, lengths : Tensor (B,) or None
         First valid key (left padding) and one past the last (right padding); None for 0 and S.
     query_starts, query_lengths : Tensor (B,) or None
@@ -60,6 +61,8 @@ class Visibility:
             seen = seen & (column <= row)
             if self.window is not None:
                 seen = seen & (column > row - self.window)
+        elif self.window is not None:
+            seen = seen & ((column - torch.arange(queries, device=device)[:, None]).abs() <= self.window)
         if self.key_starts is not None:
             seen = seen & (column >= self.key_starts.to(device).reshape(-1, 1, 1, 1))
         if self.lengths is not None:
@@ -98,6 +101,8 @@ class AttentionCall:
         Which keys each query sees; its parts are attributes of the call too.
     views : tuple
         Further (q, k) pairs of a model with several views.
+    own : Own or None
+        The mechanism of a model that does not weigh its keys by the softmax of its logits.
     """
 
     layer: int
@@ -111,6 +116,7 @@ class AttentionCall:
     sinks: torch.Tensor | None = field(repr=False)
     visibility: Visibility
     views: tuple[tuple[torch.Tensor, torch.Tensor], ...] = field(default=(), repr=False)
+    own: Own | None = field(default=None, repr=False)
 
     @property
     def causal(self) -> bool:

@@ -222,18 +222,26 @@ class Captured:
     ) -> AttentionMap:
         """An image of a window; see :func:`attention_map`."""
         rows, columns = self.window(layer, window)
-        tensors, arguments, normalizers, mechanism = self._head(layer, head, as_, view)
         if reduce not in REDUCTIONS:
             raise InputError("reduce", reduce, f"{' or '.join(REDUCTIONS)} is allowed")
         down, across = _resolution(resolution)
         if row_samples is not None and row_samples < 1:
             raise InputError("row_samples", row_samples, "a whole number of at least 1 is allowed")
-        from theory_kernels import pooled_map
+        mechanism = as_ if isinstance(as_, Mechanism) else parse_mechanism(as_)
+        if self._pairwise(layer, mechanism):
+            from theory_lab.probes.pairwise import image_of
 
-        image = pooled_map(
-            *tensors, rows=rows, columns=columns, resolution=(down, across), reduce=reduce, row_samples=row_samples,
-            normalizers=normalizers, **arguments,
-        )[0, 0]  # fmt: skip
+            self._check_head(layer, head, view, mechanism)
+            image = image_of(self.call(layer), head, view, rows, columns, (down, across), reduce)
+            row_samples = None
+        else:
+            from theory_kernels import pooled_map
+
+            tensors, arguments, normalizers, _ = self._head(layer, head, mechanism, view)
+            image = pooled_map(
+                *tensors, rows=rows, columns=columns, resolution=(down, across), reduce=reduce,
+                row_samples=row_samples, normalizers=normalizers, **arguments,
+            )[0, 0]  # fmt: skip
         row_edges, column_edges = _edges(rows, image.shape[0]), _edges(columns, image.shape[1])
         whole = row_samples is None or row_samples >= int(np.diff(row_edges).max())
         return AttentionMap(
@@ -269,11 +277,17 @@ class Captured:
         view: int | None = None,
     ) -> SparseMap:
         """Weights that are not zero; see :func:`sparse_rows`."""
-        tensors, arguments, normalizers, _ = self._head(layer, head, as_, view)
         queries, keys = self.size(layer)
         rows = _span("rows", (0, queries) if rows is None else rows, queries)
         if not 0.0 <= above < float("inf"):
             raise InputError("above", above, "a number of at least 0 is allowed")
+        mechanism = as_ if isinstance(as_, Mechanism) else parse_mechanism(as_)
+        if self._pairwise(layer, mechanism):
+            from theory_lab.probes.pairwise import entries_of
+
+            self._check_head(layer, head, view, mechanism)
+            return SparseMap(*entries_of(self.call(layer), head, view, rows, above), rows, keys)
+        tensors, arguments, normalizers, _ = self._head(layer, head, mechanism, view)
         import theory_kernels
 
         found = theory_kernels.sparse_rows(*tensors, rows=rows, above=above, normalizers=normalizers, **arguments)
@@ -304,12 +318,7 @@ class Captured:
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any], torch.Tensor, Mechanism]:
         """Operands, arguments and cached normalizers of one head."""
         mechanism = as_ if isinstance(as_, Mechanism) else parse_mechanism(as_)
-        call = self.call(layer)
-        heads = call.q.shape[1]
-        if not 0 <= head < heads:
-            raise InputError("head", head, f"heads 0 to {heads - 1} of layer {layer} are allowed")
-        if view is not None and (mechanism.name != "tda" or view not in (1, 2)):
-            raise InputError("view", view, "1 or 2, of tda, is allowed")
+        heads = self._check_head(layer, head, view, mechanism)
         tensors, arguments = self._layer_inputs(layer, mechanism)
         arguments = dict(arguments)
         if view is not None:
@@ -323,9 +332,34 @@ class Captured:
 
             self._normalizers[key] = row_normalizers(*tensors, rows=(0, 0), **arguments)
         one = tuple(_one_head(x, head, heads) for x in tensors)
-        for name in ("sinks", "mask"):
-            arguments[name] = _one_of(arguments.get(name), name, head)
+        for name in ("sinks", "mask", "beta", "lam", "eta_threshold"):
+            if name in arguments:
+                arguments[name] = _one_of(arguments[name], name, head)
         return one, arguments, self._normalizers[key][:, head : head + 1], mechanism
+
+    def two_views(self, layer: int) -> bool:
+        """Whether the layer's own weights are the difference of two views."""
+        own = self.call(layer).own
+        return own is not None and own.mechanism.views == 2
+
+    def _check_head(self, layer: int, head: int, view: int | None, mechanism: Mechanism) -> int:
+        """The layer's number of heads; InputError if it has no such head or view."""
+        heads = self.heads(layer)
+        if not 0 <= head < heads:
+            raise InputError("head", head, f"heads 0 to {heads - 1} of layer {layer} are allowed")
+        two = self.two_views(layer) if mechanism.own else mechanism.name == "tda"
+        if view is not None and (not two or view not in (1, 2)):
+            raise InputError("view", view, "1 or 2, of tda or a model with two views, is allowed")
+        return heads
+
+    def _pairwise(self, layer: int, mechanism: Mechanism) -> bool:
+        """Whether the weights can only be had by the definition of the model's own mechanism."""
+        call = self.call(layer)
+        if not mechanism.own or call.own is None:
+            return False
+        from theory_lab.probes.own import streamed
+
+        return streamed(call) is None
 
     def _layer_inputs(self, layer: int, mechanism: Mechanism) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
         key = (layer, mechanism.label)
@@ -374,7 +408,7 @@ def attention_map(
     as_ : str or Mechanism, optional
         Another mechanism's weights on the model's own queries and keys, such as "tra:beta=0.8".
     view : int, optional
-        1 or 2: one view of ``as_="tda"`` instead of the difference.
+        1 or 2: one view of ``as_="tda"``, or of a model with two, instead of the difference.
     row_samples : int, optional
         Read at most so many queries a pixel: quicker for long texts, and a lower bound of a maximum.
     **loading
@@ -464,9 +498,11 @@ def _one_of(value: Any, name: str, head: int) -> Any:
     """A head's part of an argument that differs by head."""
     if value is None:
         return None
-    if name == "mask":
+    if isinstance(value, (int, float)):
+        return value
+    if name in ("mask", "eta_threshold") and value.ndim > 1:
         return value if value.shape[1] == 1 else value[:, head : head + 1]
-    return value[head : head + 1]
+    return value[head : head + 1] if value.numel() > 1 else value
 
 
 def _edges(span: Span, pixels: int) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ from theory_lab.errors import InputError
 from theory_lab.probes import texts
 from theory_lab.probes.accumulate import GROUPS
 from theory_lab.probes.keep import ProbeFolder
+from theory_lab.probes.own import two_views
 from theory_lab.probes.plan import DEFAULT_LENGTHS, DEFAULT_MODEL, NEAR_ZERO, SINK_EPS, Plan, ProbeResult
 from theory_lab.probes.positions import check_length, scaled_positions
 from theory_lab.probes.running import Run, cells_of
@@ -111,6 +112,8 @@ def probe(
     numbers = _checked_numbers(lengths, windows, near_zero, sink_keys, sink_eps)
     sources = checked_sources(text)
     loaded = loaded_model(model, device, dtype, attention, trust_remote_code, progress)
+    if metrics is None and mechanism.own and two_views(loaded.model):
+        groups = GROUPS
     notes = [] if rope_scaling is None else [f"rotary positions are scaled: {rope_scaling}, by transformers"]
     with scaled_positions(loaded.model, rope_scaling) as scaled:
         most = scaled or loaded.max_positions

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from theory_lab.errors import InputError
-from theory_lab.probes import measures, texts
+from theory_lab.probes import measures, own, texts
 from theory_lab.probes.accumulate import HeadSums, head_measures, parts_needed, stack, unpack
 from theory_lab.probes.keep import ProbeFolder
 from theory_lab.probes.plan import Plan, ProbeResult
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from theory_lab.models import LoadedModel
 
 #: Changes when, and only when, the same settings would give other rows.
-_VERSION = 2
+_VERSION = 3
 
 
 class OutOfMemory(Exception):
@@ -303,7 +303,8 @@ class Watched:
             )
             return self._snapshots(same, lengths)
 
-        if any(isinstance(value, torch.Tensor) for value in given.values()):
+        # A mechanism's parameters differ by layer, and are no operands.
+        if call.own is not None or any(isinstance(value, torch.Tensor) for value in given.values()):
             found, names = compute(*tensors)
         else:
             found, names = self._replays(compute, tensors, (tuple(given.items()), lengths))
@@ -316,6 +317,8 @@ class Watched:
 
     def _snapshots(self, call: Any, lengths: tuple[int, ...]) -> tuple[torch.Tensor, list[str]]:
         """Sums up to each length, (lengths, names, B, H), and their names."""
+        if self._plan.mechanism.own and call.own is not None:
+            return self._own_snapshots(call, lengths)
         tensors, arguments = self._plan.mechanism.inputs(call)
         sums = HeadSums(unit_rows=self._plan.mechanism.unit_rows)
         start = 0
@@ -323,7 +326,31 @@ class Watched:
         for length in lengths:
             pieces, more = (tensors, arguments) if len(lengths) == 1 else segment(tensors, arguments, start, length)
             found = self._statistics(pieces, more)
-            sums.add(found, self._shares(pieces, more, found))
+            sums.add(found, None if sums.unit_rows else self._shares(pieces, more, found))
+            snapshots.append(sums.snapshot(self._plan.sink_keys))
+            start = length
+        return stack(snapshots), list(snapshots[0])
+
+    def _own_snapshots(self, call: Any, lengths: tuple[int, ...]) -> tuple[torch.Tensor, list[str]]:
+        """The same of a mechanism of the model's own: streamed if it can be, else by definition."""
+        form = own.streamed(call)
+        sums = HeadSums(unit_rows=form is not None and form.arguments["weights"] in own.UNIT)
+        near_zero = self._plan.near_zero if "sparsity" in self._plan.groups else ()
+        start = 0
+        snapshots = []
+        for length in lengths:
+            if form is not None:
+                pieces, more = segment(form.tensors, form.arguments, start, length)
+                found = self._statistics(pieces, more)
+                sums.add(found, None if sums.unit_rows else self._shares(pieces, more, found))
+            else:
+                for rows, block in own.blocks(call, (start, length), length):
+                    found = own.block_statistics(
+                        block, rows, int(call.query_offset), near_zero=near_zero, need=parts_needed(self._plan.groups)
+                    )
+                    there = [k for k in self._plan.sink_keys if k <= length]
+                    shares = own.block_shares(block, [k - 1 for k in there], found.mass)
+                    sums.add(found, self._by_key(there, shares, found) if "sinks" in self._plan.groups else None)
             snapshots.append(sums.snapshot(self._plan.sink_keys))
             start = length
         return stack(snapshots), list(snapshots[0])
@@ -342,10 +369,13 @@ class Watched:
         self, tensors: tuple[torch.Tensor, ...], arguments: dict[str, Any], found: Any
     ) -> dict[int, torch.Tensor] | None:
         """Of the sink keys, where rows do not sum to one."""
-        if self._plan.mechanism.unit_rows or "sinks" not in self._plan.groups:
+        if "sinks" not in self._plan.groups:
             return None
         there = [k for k in self._plan.sink_keys if k <= tensors[1].shape[2]]
         shares = key_shares(tensors, arguments, [k - 1 for k in there], found.visible, found.mass)
+        return self._by_key(there, shares, found)
+
+    def _by_key(self, there: list[int], shares: torch.Tensor, found: Any) -> dict[int, torch.Tensor]:
         none = torch.zeros_like(found.mass[..., 0])
         return dict.fromkeys(self._plan.sink_keys, none) | dict(zip(there, shares.unbind(-1), strict=True))
 

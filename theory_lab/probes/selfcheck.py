@@ -89,6 +89,8 @@ def _seen(call: AttentionCall, which: torch.Tensor, rows: torch.Tensor, groups: 
         shown &= column <= position
         if seen.window is not None:
             shown &= column > position - seen.window
+    elif seen.window is not None:
+        shown &= (column - rows[..., None]).abs() <= seen.window
     if seen.key_starts is not None:
         shown &= column >= seen.key_starts[which][..., None]
     if seen.lengths is not None:

@@ -173,6 +173,12 @@ def _fit(
             found = fit(ends[0], ends[1], ends[2], keys)
             if found is not None:
                 seen, starts, lengths = found
+                reach = seen.query_offset
+                if causal or queries != keys or not isinstance(reach, int):
+                    pass
+                elif reach > 0 and seen.window == 2 * reach + 1:
+                    # As many keys to both sides (ModernBERT): a query's own key lies in the middle, not at the end.
+                    seen = Visibility(causal=False, window=reach)
                 return _with_ends(seen, starts, lengths, queries, keys, device, causal)
     whole = torch.cat([rows(start, stop) for start, stop in _blocks(given, heads[0] * heads[1] * keys)], dim=2)
     return Visibility(causal=causal, mask=whole.expand(-1, -1, queries, -1))

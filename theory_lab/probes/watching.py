@@ -20,6 +20,7 @@ import torch
 
 from theory_lab.errors import InputError
 from theory_lab.probes.calls import AttentionCall
+from theory_lab.probes.own import of_module
 from theory_lab.probes.selfcheck import fault
 from theory_lab.probes.visibility import Indescribable, read_mask
 
@@ -155,7 +156,9 @@ class Watch:
     def _verify(
         self, call: AttentionCall, backend: str, unmasked: bool, given: dict[str, Any], output: torch.Tensor
     ) -> None:
-        """Hold the first call of each kind against the layer's output."""
+        """Hold the first call of each kind against the layer's output; a mechanism of ours defines its own."""
+        if call.own is not None:
+            return
         kind = (backend, unmasked, call.q.shape[2] == 1)
         checked = _verified.setdefault(call.module, set())
         if kind in checked or given.get("dropout"):
@@ -179,7 +182,7 @@ class Watch:
         causal = given.get("is_causal")
         seen = read_mask(
             mask,
-            backend=backend,
+            backend=getattr(module, "mask_convention", backend),
             q=q,
             k=k,
             causal=bool(getattr(module, "is_causal", True) if causal is None else causal),
@@ -203,6 +206,8 @@ class Watch:
             softcap=given.get("softcap"),
             sinks=None if sinks is None else sinks.detach().reshape(-1),
             visibility=seen,
+            views=tuple((left.detach(), right.detach()) for left, right in given.get("views") or ()),
+            own=of_module(module, given.get("x")),
         )
 
 

@@ -92,7 +92,14 @@ class Mechanism:
         """Tensors (q, k) or (q, k, q2, k2), and arguments of ``attention_statistics``, for a watched call."""
         given = call.statistics_arguments()
         if self.own:
-            return (call.q, call.k), given
+            if call.own is None:
+                return (call.q, call.k), given
+            from theory_lab.probes.own import streamed
+
+            found = streamed(call)
+            if found is None:
+                raise InputError("model", call.name, "weights that stream are allowed here; these are computed by pair")
+            return found
         kept = PLACES if self.name in ("tra", "tda") else (*PLACES, *_LOGITS)
         arguments = {name: given[name] for name in kept if name in given}
         arguments |= {"weights": self.name, **self.arguments}
