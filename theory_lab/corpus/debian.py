@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import itertools
 import re
 import shutil
 import struct
@@ -44,10 +45,11 @@ def _bible(name: str, raw: bytes) -> Iterator[Document]:
     _, count = struct.unpack_from(">II", raw, 0x54)
     starts = [*struct.unpack_from(f">{count}I", raw, 0x5C), len(raw)]
     parts = []
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in itertools.pairwise(starts):
         packed = b"\x1f\x9d\x90" + raw[start:end]  # the windows come without their magic number
         parts.append(subprocess.run(["gzip", "-dc"], input=packed, capture_output=True, check=True).stdout)
-    book, verses = "", []
+    book = ""
+    verses: list[str] = []
     for line in b"".join(parts).decode("latin-1").splitlines():
         verse = re.match(r"(\d?[A-Za-z]+)(\d+):(\d+) (.*)", line)
         if not verse:

@@ -12,7 +12,7 @@ _SPACE = re.compile(r"[ \t\r\n]+")
 
 
 def clean(text: str) -> str:
-    """Text with ``\\n`` alone for line ends, no control characters, no trailing blanks and no two empty lines in a row."""
+    """Text with ``\\n`` for line ends, no control characters, no trailing blanks, no two empty lines in a row."""
     text = _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00ad", ""))
     lines = [line.rstrip() for line in text.split("\n")]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
@@ -21,84 +21,24 @@ def clean(text: str) -> str:
 # HTML
 
 _BLOCKS = frozenset(
-    [
-        "address",
-        "article",
-        "aside",
-        "blockquote",
-        "body",
-        "caption",
-        "center",
-        "dd",
-        "details",
-        "div",
-        "dl",
-        "dt",
-        "fieldset",
-        "figcaption",
-        "figure",
-        "footer",
-        "form",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "header",
-        "hr",
-        "li",
-        "main",
-        "nav",
-        "ol",
-        "p",
-        "pre",
-        "section",
-        "summary",
-        "table",
-        "tbody",
-        "tfoot",
-        "thead",
-        "tr",
-        "ul",
-    ]
+    (
+        *("address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "div", "dl", "dt"),
+        *("fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr"),
+        *("li", "main", "nav", "ol", "p", "pre", "section", "summary", "table", "tbody", "tfoot", "thead", "tr", "ul"),
+    )
 )
 _DROPPED = frozenset(
-    [
-        "script",
-        "style",
-        "head",
-        "nav",
-        "header",
-        "footer",
-        "template",
-        "noscript",
-        "svg",
-        "math",
-        "iframe",
-        "button",
-        "select",
-    ]
+    (
+        *("script", "style", "head", "nav", "header", "footer", "template", "noscript", "svg", "math", "iframe"),
+        *("button", "select"),
+    )
 )
 #: Parts of a page that are about the page: navigation of Sphinx, DocBook and their like, and signs beside headings.
 _FURNITURE = frozenset(
-    [
-        "sphinxsidebar",
-        "related",
-        "headerlink",
-        "navheader",
-        "navfooter",
-        "footer",
-        "toc",
-        "breadcrumbs",
-        "docnav",
-        "mobile-nav",
-        "menu-wrapper",
-        "indices-and-tables",
-        "genindextable",
-        "modindextable",
-        "viewcode-link",
-    ]
+    (
+        *("sphinxsidebar", "related", "headerlink", "navheader", "navfooter", "footer", "toc", "breadcrumbs", "docnav"),
+        *("mobile-nav", "menu-wrapper", "indices-and-tables", "genindextable", "modindextable", "viewcode-link"),
+    )
 )
 
 
@@ -164,17 +104,28 @@ _FONT = re.compile(r"\\f(\[[^]]*\]|\(..|.)|\\m(\[[^]]*\]|\(..|.)|\\s[-+]?\d+|\\s
 _SPECIAL = re.compile(r"\\\[([^]]+)\]|\\\((..)|\\\*\[([^]]+)\]|\\\*\((..)|\\\*(.)")
 _ARGUMENT = re.compile(r'"((?:[^"]|"")*)"|((?:\\ |\S)+)')
 #: Macros whose arguments are text, in fonts that plain text does not have.
-_TEXT = frozenset(["B", "I", "R", "BR", "RB", "IB", "BI", "IR", "RI", "SM", "SB"])
-_ALTERNATING = frozenset(["BR", "RB", "IB", "BI", "IR", "RI"])
+_TEXT = frozenset(("B", "I", "R", "BR", "RB", "IB", "BI", "IR", "RI", "SM", "SB"))
+_ALTERNATING = frozenset(("BR", "RB", "IB", "BI", "IR", "RI"))
 _PARAGRAPH = frozenset(
-    ["PP", "P", "LP", "IP", "TP", "HP", "SP", "sp", "br", "RS", "RE", "EX", "EE", "nf", "fi", "in", "Vb", "Ve"]
+    ("PP", "P", "LP", "IP", "TP", "HP", "SP", "sp", "br", "RS", "RE", "EX", "EE", "nf", "fi", "in", "Vb", "Ve", "TQ")
 )
+_MDOC = frozenset(("Nm", "Nd", "Fl", "Ar", "Pa", "Xr", "Dv", "Va", "Fn", "Em", "Sy", "Li", "Cm", "It", "Op"))
 
 
 def from_man(text: str) -> str:
-    """The words of a manual page in the ``man`` macros (and the common ones of ``mdoc``), without its formatting."""
-    lines: list[str] = []
-    skipping = False
+    """The words of a manual page in the ``man`` macros (and the common ones of ``mdoc``), without its formatting.
+
+    Lines are joined to paragraphs, as a formatter would do, except for examples.
+    """
+    paragraphs: list[str] = []
+    held: list[str] = []
+    filling, skipping = True, False
+
+    def end() -> None:
+        if held:
+            paragraphs.append((" " if filling else "\n").join(held))
+            held.clear()
+
     for line in text.split("\n"):
         if skipping:  # the body of a macro definition
             skipping = line.strip() not in ("..", ".")
@@ -182,26 +133,34 @@ def from_man(text: str) -> str:
         if line.startswith(('.\\"', "'\\\"", ".\\#", "'")):
             continue
         if not line.startswith("."):
-            lines.append(_unescape(line))
+            if not line.strip() and filling:
+                end()
+            elif plain := _unescape(line):
+                held.append(plain)
             continue
         name, _, rest = line[1:].strip().partition(" ")
         if name in ("de", "de1", "am", "ig"):
             skipping = True
         elif name in ("SH", "SS", "Sh", "Ss"):
-            lines += ["", " ".join(_arguments(rest)), ""]
+            end()
+            filling = True
+            paragraphs.append(" ".join(_arguments(rest)))
         elif name in _TEXT:
-            words = _arguments(rest)
-            lines.append(("" if name in _ALTERNATING else " ").join(words))
+            held.append(("" if name in _ALTERNATING else " ").join(_arguments(rest)))
         elif name in _PARAGRAPH:
-            if name not in ("br", "in", "RS", "RE"):
-                lines.append("")
+            end()
+            if name in ("nf", "EX", "Vb"):
+                filling = False
+            elif name in ("fi", "EE", "Ve"):
+                filling = True
             if name == "IP" and rest:
-                lines.append(_arguments(rest)[0])
-        elif name in ("TQ", "Nm", "Nd", "Fl", "Ar", "Pa", "Xr", "Dv", "Va", "Fn", "Em", "Sy", "Li", "Cm", "It", "Op"):
-            lines.append(" ".join(_arguments(rest)))
+                held.append(_arguments(rest)[0])
+        elif name in _MDOC:
+            held.append(" ".join(_arguments(rest)))
         elif name in ("UR", "MT"):
-            lines.append(_unescape(rest))
-    return clean("\n".join(lines))
+            held.append(_unescape(rest))
+    end()
+    return clean("\n\n".join(paragraphs))
 
 
 def _arguments(rest: str) -> list[str]:
@@ -255,7 +214,7 @@ def _codes(text: str) -> str:
         text, changed = _POD.subn(_code, text)
         if not changed:
             break
-    return text
+    return text.replace("\ue000", "<").replace("\ue001", ">")
 
 
 def _code(match: re.Match[str]) -> str:
@@ -265,7 +224,7 @@ def _code(match: re.Match[str]) -> str:
     if kind == "E":
         if inner in _ENTITIES:
             # Kept out of the way of the codes around it, whose brackets are still to be read.
-            return {"<": "\u2039", ">": "\u203a"}.get(_ENTITIES[inner], _ENTITIES[inner])
+            return {"<": "\ue000", ">": "\ue001"}.get(_ENTITIES[inner], _ENTITIES[inner])
         return chr(int(inner)) if inner.isdigit() and int(inner) < 0x110000 else ""
     if kind == "L":
         return inner.partition("|")[0]

@@ -1,0 +1,161 @@
+"""``theory-lab evaluate``: let a model take a test."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from theory_lab.commands.parsing import EXIT_INTERRUPTED, EXIT_USAGE, fail, one_number, one_whole
+from theory_lab.errors import InputError, TheoryLabError
+from theory_lab.grids import parse_wholes
+
+if TYPE_CHECKING:
+    from theory_lab.tasks.evaluation import TaskResult
+
+
+@click.command("evaluate")
+@click.argument("model", metavar="MODEL")
+@click.option("--task", "spec", metavar="NAME[:KEY=VALUE,...]",
+              help="recall, copy, reverse, sort, local-count, two-back, flip-flop, passkey or multi-needle, with "
+              "parameters as in recall:queries=8. Default of those: what the model was trained with.")  # fmt: skip
+@click.option("--length", default="64", show_default=True, metavar="NUMBERS",
+              help="Tokens of a sequence, such as 64:65536:x4.")  # fmt: skip
+@click.option("--samples", default="200", show_default=True, metavar="NUMBER", help="Sequences a length.")
+@click.option("--corpus", metavar="DIR", help="A corpus whose text surrounds a passkey or needle.")
+@click.option("--chunk", metavar="TOKENS", help="Tokens that pass through the model at a time; 0 for whole texts.")
+@click.option("--level", default="0.95", show_default=True, metavar="NUMBER", help="Confidence of each interval.")
+@click.option("--device", default="cpu", show_default=True, metavar="NAME", help="cpu, cuda or cuda:N.")
+@click.option("--dtype", default="float32", show_default=True, metavar="NAME",
+              help="float32, bfloat16, float16 or auto.")  # fmt: skip
+@click.option("--attention", metavar="NAME", help="transformers' implementation, such as sdpa or eager.")
+@click.option("--trust-remote-code", is_flag=True, help="Let the model's folder run its own code.")
+@click.option("--seed", default="0", show_default=True, metavar="INTEGER", help="Of the sequences.")
+@click.option("--out", metavar="FILE", help="Write rows here after each length: .json, .csv or .parquet.")
+@click.option("--format", "form", default="table", show_default=True, type=click.Choice(["table", "json", "csv"]),
+              help="What goes to standard output.")  # fmt: skip
+@click.option("--quiet", is_flag=True, help="No progress.")
+def command(**options: Any) -> int:
+    """Let a model take a test with right answers, and say how often it was right.
+
+    MODEL is a folder of theory-lab train, or whatever theory-lab probe takes. An answer is right if greedy decoding
+    gives exactly it. Accuracy is that of questions, with an interval that knows which of them share a text; a
+    sequence is right if all of its answers are.
+
+    \b
+    theory-lab evaluate runs/recall-asentmax --task recall --length 64:4096:x4 --out recall.csv
+    theory-lab evaluate runs/tda --task multi-needle:needles=4 --length 500:4000:+500 --samples 100
+    """
+    import importlib.util
+
+    spec = options["spec"]
+    if spec is None:
+        from theory_lab.tasks.registry import list_tasks
+
+        raise InputError("task", "none", f"name one of {', '.join(list_tasks())}")
+    lengths = parse_wholes(options["length"], "length")
+    samples = one_whole(options["samples"], "samples")
+    seed = one_whole(options["seed"], "seed")
+    level = one_number(options["level"], "level")
+    chunk = None if options["chunk"] is None else one_whole(options["chunk"], "chunk")
+    if options["out"] is not None:
+        _writer(options["out"])
+    if importlib.util.find_spec("torch") is None:
+        raise InputError("evaluate", "torch is not installed", "pip install 'theory-lab[models]'")
+    from theory_lab.tasks.registry import parse_spec, task_class
+
+    task_class(parse_spec(spec)[0])
+    from theory_lab.models import load_model
+    from theory_lab.progress import make_progress
+    from theory_lab.tasks.evaluation import evaluate
+
+    model = load_model(
+        options["model"],
+        device=options["device"],
+        dtype=options["dtype"],
+        attention=options["attention"],
+        trust_remote_code=options["trust_remote_code"],
+        quiet=options["quiet"],
+    )
+    task = _task(spec, seed, model, options["corpus"])
+    progress = make_progress(options["quiet"], "answering", "sequences")
+    finished: list[TaskResult] = []
+
+    def keep(result: TaskResult) -> None:
+        finished[:] = [result]
+        if options["out"] is not None:
+            _write(result, options["out"])
+
+    try:
+        result = evaluate(
+            model, task, lengths, samples=samples, chunk=chunk, level=level, progress=progress, on_row=keep
+        )
+    except (KeyboardInterrupt, TheoryLabError) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if not interrupted and not finished:
+            raise
+        progress.stop()
+        fail("interrupted" if interrupted else str(error))
+        if finished:
+            _print(finished[0], options["form"])
+            click.echo("what was finished is above; the rest was not measured", err=True)
+        raise click.exceptions.Exit(EXIT_INTERRUPTED if interrupted else EXIT_USAGE) from None
+    finally:
+        progress.stop()
+    _print(result, options["form"])
+    return 0
+
+
+def _task(spec: str, seed: int, model: Any, corpus: str | None) -> Any:
+    from theory_lab.tasks.evaluation import trained_parameters
+    from theory_lab.tasks.registry import get_task, parse_spec, task_class
+
+    name, parameters = parse_spec(spec)
+    if getattr(task_class(name), "takes_text", False):
+        parameters = {"tokenizer": model, "corpus": corpus, **parameters}
+    elif corpus is not None:
+        raise InputError("corpus", corpus, f"task {name} takes none")
+    return get_task(name, seed, **{**trained_parameters(model.folder, name), **parameters})
+
+
+def _writer(path: str) -> Any:
+    """How rows are written to a file of that name; InputError now if they cannot be."""
+    from pathlib import Path
+
+    from theory_lab import render
+
+    suffix = Path(path).suffix.lower()
+    if suffix == ".json":
+        return lambda rows: render.to_json(rows).encode()
+    if suffix == ".csv":
+        return lambda rows: render.to_csv(rows).encode()
+    if suffix == ".parquet":
+        from theory_lab.store import require_pyarrow, rows_to_parquet
+
+        require_pyarrow()
+        return rows_to_parquet
+    raise InputError("out", path, "a file that ends in .json, .csv or .parquet is allowed")
+
+
+def _write(result: TaskResult, path: str) -> None:
+    from theory_lab.store import write_whole
+
+    write_whole(path, _writer(path)(result.rows))
+
+
+def _print(result: TaskResult, form: str) -> None:
+    from theory_lab import render
+
+    if form == "json":
+        click.echo(render.to_json(result.rows))
+    elif form == "csv":
+        click.echo(render.to_csv(result.rows), nl=False)
+    else:
+        from theory_lab.tasks.rendering import print_result
+
+        print_result(result)
+    if form != "table":
+        for note in result.notes:
+            click.echo(f"note: {note}", err=True)
+    sys.stdout.flush()

@@ -1,0 +1,42 @@
+"""How well a model did, as a table for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from theory_lab.render import _console, _table
+
+if TYPE_CHECKING:
+    from theory_lab.tasks.evaluation import TaskResult
+
+
+def print_result(result: TaskResult) -> None:
+    """Print accuracies, one line a length, and what the reader should know."""
+    console = _console()
+    first = result.rows.iloc[0]
+    table = _table(
+        ("tokens", "r"),
+        ("questions", "r"),
+        ("right", "r"),
+        (f"{first.level:.0%} interval", "r"),
+        ("sequences right", "r"),
+        ("interval", "r"),
+        ("nats", "r"),
+        title=f"{first.model} on {first.task}",
+    )
+    for row in result.rows.itertuples():
+        table.add_row(
+            f"{row.length:,}",
+            f"{row.questions:,}",
+            f"{row.accuracy:.1%}",
+            f"{row.low:.1%} to {row.high:.1%}",
+            f"{row.sequence_accuracy:.1%}",
+            f"{row.sequence_low:.1%} to {row.sequence_high:.1%}",
+            f"{row.loss:.3f}",
+        )
+    console.print(table)
+    console.print(f"{first.parameters}, {first.samples:,} sequences a length, seed {first.seed}", markup=False)
+    if (result.rows.questions > result.rows.samples).any():
+        console.print(f"questions: {first.method}; sequences: clopper-pearson", markup=False)
+    for note in result.notes:
+        console.print(f"note: {note}", markup=False)
