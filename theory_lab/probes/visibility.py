@@ -174,9 +174,13 @@ def _fit(
             if found is not None:
                 seen, starts, lengths = found
                 reach = seen.query_offset
-                if causal or queries != keys or not isinstance(reach, int):
-                    pass
-                elif reach > 0 and seen.window == 2 * reach + 1:
+                if (
+                    isinstance(reach, int)
+                    and reach > 0
+                    and not causal
+                    and queries == keys
+                    and seen.window == 2 * reach + 1
+                ):
                     # As many keys to both sides (ModernBERT): a query's own key lies in the middle, not at the end.
                     seen = Visibility(causal=False, window=reach)
                 return _with_ends(seen, starts, lengths, queries, keys, device, causal)
