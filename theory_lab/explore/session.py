@@ -43,11 +43,12 @@ class Pane:
     view: int | None
     label: str
     group: str
+    signed: bool = False
 
     @property
     def diverging(self) -> bool:
         """Whether weights have signs."""
-        return self.mechanism.name == "tda" and self.view is None
+        return self.signed or (self.mechanism.name == "tda" and self.view is None)
 
     def about(self) -> dict[str, Any]:
         """What the page needs to know."""
@@ -106,13 +107,18 @@ class Session:
             model.map(model.layers[0], 0, (0, 1), as_=pane.mechanism, view=pane.view)
 
     def _make_panes(self, mechanisms: list[Mechanism]) -> list[Pane]:
-        made: list[tuple[int, Mechanism, int | None, str, str]] = []
+        made: list[tuple[Any, ...]] = []
         names = [captured.model for captured in self.captures]
         if len(set(names)) < len(names):
             names = [f"{name} ({place})" for name, place in zip(names, ("first", "second"), strict=True)]
         for model, name in enumerate(names):
             of = f"{name}: " if len(names) > 1 else ""
-            made.append((model, Mechanism(), None, name if len(names) > 1 else "the model's own", "own"))
+            own = name if len(names) > 1 else "the model's own"
+            captured = self.captures[model]
+            if captured.two_views(captured.layers[0]):
+                made += [(model, Mechanism(), view, f"{of}own view {view}", "own") for view in (1, 2)]
+                own = f"{of}own difference"
+            made.append((model, Mechanism(), None, own, "own", captured.two_views(captured.layers[0])))
             for one in mechanisms:
                 if one.name == "tda":
                     made += [(model, one, view, f"{of}view {view}", one.label) for view in (1, 2)]
