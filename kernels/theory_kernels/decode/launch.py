@@ -20,7 +20,7 @@ from .triton_screen import pack_kernel, screen_kernel
 _KINDS = {"norm": 1, "minmax": 2, "ball": 3, "cap": 4}
 # Units that one step of a scan over them takes.
 _UNITS = 1024
-# Blocks that one program of the screen looks at, and parts that one step of the sum joins.
+# Blocks that one program of the screen looks at at most, and parts that one step of the sum joins.
 SCREEN_COUNT, SPAN = 64, 32
 
 
@@ -43,6 +43,12 @@ def options(rows: int, dim: int, views: int, dtype: torch.dtype, block: int) -> 
     bm = min(most, max(16, triton.next_power_of_2(rows)))
     keys = min(block, 64 if wide <= 128 else 32 if wide <= 256 else 16)
     return Options(bm, keys, 4, 3 if wide * views <= 128 else 2, 2)
+
+
+def screen_count(rows: int, dim: int, dtype: torch.dtype) -> int:
+    """Blocks that one program of the screen looks at, by rows of a tile: what fits its registers."""
+    wide = dim * (2 if dtype == torch.float32 else 1) * max(1, rows // 32)
+    return max(16, SCREEN_COUNT // max(1, wide // 128))
 
 
 @functools.cache
@@ -74,7 +80,8 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     row_blocks = triton.cdiv(rows, chosen.rows)
     units, per = b * g * row_blocks, min(rows, chosen.rows)
     blocks = triton.cdiv(paging.capacity, problem.block)
-    tiles = triton.cdiv(blocks, SCREEN_COUNT)
+    count = screen_count(chosen.rows, width, q1.dtype)
+    tiles = triton.cdiv(blocks, count)
     programs = _processors(device) * chosen.per_sm
 
     def whole(*shape: int) -> torch.Tensor:
@@ -109,11 +116,11 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     if tiles:
         screen_kernel[(units * tiles,)](
             q1, q2, tau, lengths, *kept[0], *kept[1], found, counts, g, h, t, paging.capacity, rows, row_blocks, blocks,
-            tiles, *queries, *tau.stride(), problem.scale, COUNT=SCREEN_COUNT,
+            tiles, *queries, *tau.stride(), problem.scale, COUNT=count,
             KIND=0 if bounds[0] is None else _KINDS[bounds[0].kind], ULP=ULP, **flags, num_warps=4,
         )  # fmt: skip
         pack_kernel[(units * tiles,)](
-            found, counts, packed, totals, blocks, tiles, COUNT=SCREEN_COUNT,
+            found, counts, packed, totals, blocks, tiles, COUNT=count,
             CHUNK=min(256, triton.next_power_of_2(tiles)), num_warps=2,
         )  # fmt: skip
     else:
@@ -121,12 +128,14 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     ub = min(_UNITS, triton.next_power_of_2(units))
     shared = {"E": e, "EP": _width(e, q1.dtype), "UB": ub, "SOFTMAX": problem.softmax, "COUNTED": counted}
     paged = 0 if paging.table is None else 1 if paging.page_size % chosen.keys == 0 else 2
+    # Looking up pages takes two steps of the software pipeline.
+    stages = chosen.stages + (2 if paged and not INTERPRETED else 0)
     attend_kernel[(programs,)](
         q1, k1, q2, k2, v, tau, totals if problem.lam is None else problem.lam, lengths, table, packed, totals, sums,
         peak, mass, alive, units, g, h, t, paging.capacity, rows, row_blocks, blocks, paging.page_size,
         table.shape[-1], programs, *queries, *k1.stride()[:3], *k2.stride()[:3], *v.stride()[:3], *tau.stride(),
         problem.scale, BN=chosen.keys, POWER=problem.power, PAGED=paged, WIDE=v.dtype == torch.float16 and not
-        problem.softmax, **flags, **shared, num_warps=chosen.warps, num_stages=chosen.stages,
+        problem.softmax, **flags, **shared, num_warps=chosen.warps, num_stages=stages,
     )  # fmt: skip
     eps = problem.rms_eps
     combine_kernel[(units * per,)](
