@@ -349,7 +349,7 @@ class Captured:
             raise InputError("head", head, f"heads 0 to {heads - 1} of layer {layer} are allowed")
         two = self.two_views(layer) if mechanism.own else mechanism.name == "tda"
         if view is not None and (not two or view not in (1, 2)):
-            raise InputError("view", view, "1 or 2, of tda or a model with two views, is allowed")
+            raise InputError("view", view, "1 or 2, of tda, is allowed, or of a model with two views")
         return heads
 
     def _pairwise(self, layer: int, mechanism: Mechanism) -> bool:

@@ -307,6 +307,7 @@ def _sharpness(m: Any, q: Tensor, k: Tensor, arguments: dict[str, Any]) -> Tenso
     from theory_kernels import attention_statistics
 
     entropy = attention_statistics(q, k, **arguments, need=("rows",)).entropy
+    assert entropy is not None
     polynomial = torch.zeros_like(entropy)
     for c in m.coefficients:
         polynomial = polynomial * entropy + c
