@@ -18,23 +18,25 @@ import triton
 import triton.language as tl
 
 from ..primitives import SIZES, dot, load_rows, narrow, sequence
-from .forward import _centered, load_items
-from .lists import listed
-from .weights import log_weights, narrow_dot, weights
+from .forward import last_keys, load_items, products
+from .lists import list_of
+from .weights import eighths, log_weights, narrow_dot, weights
 
 # Knowing that a length is a multiple of 16 saves the key kernel registers.
 _KEY_SIZES = [name for name in SIZES if name not in ("MAX_Q", "MAX_K")]
 
 
 @triton.jit
-def _alpha_terms(a, state, eps, MODE: tl.constexpr):
+def _alpha_terms(raw, factor, state, eps, seen, MODE: tl.constexpr):
     """p psi; 0 outside the support."""
     if MODE == 0:
-        log_p, alive = log_weights(a, state, eps)
+        log_p, alive = log_weights(raw * factor, state, eps)
     else:
-        y = a + state
+        y = raw * factor + state
         alive = y > 0.0
         log_p = tl.log(tl.where(alive, y, 1.0)) / eps
+    alive = alive & seen
+    log_p = tl.where(alive, log_p, 0.0)
     p, y = tl.exp(log_p), -eps * log_p
     series = log_p * log_p * p * (
         0.5 + y * (1 / 6 + y * (1 / 24 + y * (1 / 120 + y * (1 / 720 + y * (1 / 5040 + y / 40320)))))
@@ -45,7 +47,7 @@ def _alpha_terms(a, state, eps, MODE: tl.constexpr):
 
 @triton.jit(do_not_specialize=SIZES)
 def query_kernel(
-    Q, K, V, DO, TILTED, FACTOR, EPS, ROWS, ITEMS, COUNTS, DQ, DELTA, DFACTOR, DALPHA, LAYOUT, N, H, G, T, S, MAX_Q,
+    Q, K, V, DO, TILTED, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, DQ, DELTA, DFACTOR, DALPHA, LAYOUT, N, H, G, T, S, MAX_Q,
     MAX_K, OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr,
     DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr,
     MODE: tl.constexpr, LISTED: tl.constexpr, TEMPERED: tl.constexpr, ALPHA: tl.constexpr, CAUSAL: tl.constexpr,
@@ -61,7 +63,7 @@ def query_kernel(
     b = n * 0 if PACKED else n
     rows = first + tl.arange(0, BM)
     exists = rows < q_len
-    pos = rows + off
+    last = last_keys(rows, off, q_len, k_len, CAUSAL)
     cols, vcols = tl.arange(0, DP), tl.arange(0, EP)
     q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
     k_at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
@@ -74,46 +76,42 @@ def query_kernel(
     tl.store(DELTA + row + rows, delta, mask=exists)
     eps = tl.load(EPS + h)
     given = tl.load(FACTOR + b * fb + h * fh + (q0 + rows) * ft, mask=exists, other=0.0)
+    factor = given * eps
     anchor = tl.load(ROWS + row + rows, mask=exists, other=0.0)
     state = tl.load(ROWS + plane + row + rows, mask=exists, other=1.0)
     hi = k_len
     if CAUSAL:
         hi = tl.minimum(k_len, tl.maximum(tl.minimum(first + BM, q_len) + off, 0))
-    items, count, listing = ITEMS, hi, False
+    items, begin, end = ITEMS, 0, hi
     if LISTED:
-        at = nh.to(tl.int64) * NL + first // B
-        count = tl.load(COUNTS + at)
-        listing = count >= 0
-        count = tl.where(listing, count, hi)
-        items = ITEMS + at * capacity
+        items, begin, end = list_of(ITEMS, COUNTS, IDENTITY, nh.to(tl.int64) * NL + first // B, capacity, 0, hi)
     dq = tl.zeros([BM, DP], tl.float32)
-    dfactor, dalpha = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
-    for start in range(0, count, BN):
-        keys = listed(items, start, count, listing, BN) if LISTED else start + tl.arange(0, BN)
-        a, raw, k = _centered(q, k_at, start, keys, k_len, cols, kt, anchor, given * eps, pos, D, DP, BN, CAUSAL,
-                              LISTED, PREC, UPCAST)  # fmt: skip
-        _, s = weights(a, state[:, None], eps, MODE)
+    dfactor, dalpha = tl.zeros([BM, 8], tl.float32), tl.zeros([BM, 8], tl.float32)
+    for start in range(begin, end, BN):
+        keys = tl.load(items + start + tl.arange(0, BN)) if LISTED else start + tl.arange(0, BN)
+        raw, seen, k = products(q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST)
+        _, s = weights(raw, factor[:, None], state[:, None], eps, seen, MODE)
         v = load_items(v_at, start, keys, k_len, vcols, vt, E, EP, BN, LISTED)
         centered = dot(do, tl.trans(v), tl.zeros([BM, BN], tl.float32), PREC, UPCAST) - delta[:, None]
         dz = s * centered
         dq = narrow_dot(dz, k, dq, PREC, WIDE, UPCAST)
         if TEMPERED:
             # The dz of a row sum to 0, so the products may stay relative to the anchor.
-            dfactor += tl.sum(tl.where(s > 0.0, dz * raw, 0.0), 1)
+            dfactor += eighths(tl.where(s > 0.0, dz * raw, 0.0))
         if ALPHA:
-            dalpha -= tl.sum(_alpha_terms(a, state[:, None], eps, MODE) * centered, 1)
+            dalpha -= eighths(_alpha_terms(raw, factor[:, None], state[:, None], eps, seen, MODE) * centered)
     dq = dq * given[:, None]
     inside = exists[:, None] & (cols < D)[None, :]
     tl.store(DQ + (row + rows)[:, None] * D + cols[None, :], narrow(dq, DQ.dtype.element_ty, UPCAST), mask=inside)
     if TEMPERED:
-        tl.store(DFACTOR + row + rows, dfactor, mask=exists)
+        tl.store(DFACTOR + row + rows, tl.sum(dfactor, 1), mask=exists)
     if ALPHA:
-        tl.store(DALPHA + row + rows, dalpha, mask=exists)
+        tl.store(DALPHA + row + rows, tl.sum(dalpha, 1), mask=exists)
 
 
 @triton.jit(do_not_specialize=_KEY_SIZES)
 def key_kernel(
-    Q, K, V, DO, DELTA, FACTOR, EPS, ROWS, ITEMS, COUNTS, DK, DV, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NL,
+    Q, K, V, DO, DELTA, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, DK, DV, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NL,
     capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr, DP: tl.constexpr,
     E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr, MODE: tl.constexpr,
     LISTED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
@@ -143,29 +141,25 @@ def key_kernel(
         eps = tl.load(EPS + h)
         q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
         row = (b * H + h).to(tl.int64) * T + q0
-        begin, count, items, listing = lowest, q_len, ITEMS, False
+        items, begin, end = ITEMS, lowest, q_len
         if LISTED:
             at = (n * H + h).to(tl.int64) * NL + first // B
-            length = tl.load(COUNTS + at)
-            listing = length >= 0
-            begin, count = tl.where(listing, 0, lowest), tl.where(listing, length, q_len)
-            items = ITEMS + at * capacity
-        for start in range(begin, count, BM):
-            rows = listed(items, start, count, listing, BM) if LISTED else start + tl.arange(0, BM)
-            exists = rows < q_len
-            given = tl.load(FACTOR + b * fb + h * fh + (q0 + rows) * ft, mask=exists, other=0.0)
-            anchor = tl.load(ROWS + row + rows, mask=exists, other=0.0)
-            state = tl.load(ROWS + plane + row + rows, mask=exists, other=1.0)
-            delta = tl.load(DELTA + row + rows, mask=exists, other=0.0)
+            items, begin, end = list_of(ITEMS, COUNTS, IDENTITY, at, capacity, lowest, q_len)
+        for start in range(begin, end, BM):
+            rows = tl.load(items + start + tl.arange(0, BM)) if LISTED else start + tl.arange(0, BM)
+            safe = tl.minimum(rows, q_len - 1)
+            given = tl.load(FACTOR + b * fb + h * fh + (q0 + safe) * ft)
+            anchor, state = tl.load(ROWS + row + safe), tl.load(ROWS + plane + row + safe)
+            delta = tl.load(DELTA + row + safe)
             q = load_items(q_at, start, rows, q_len, cols, qt, D, DP, BM, LISTED)
             do = load_items(DO + row * E, start, rows, q_len, vcols, E, E, EP, BM, LISTED)
             raw = dot(k, tl.trans(q), tl.zeros([BN, BM], tl.float32), PREC, UPCAST) - anchor[None, :]
             # Keys past the end have zero rows, but their gradient rows are never stored, so they need no mask.
-            seen = exists[None, :]
             if CAUSAL:
-                seen = seen & (keys[:, None] <= (rows + off)[None, :])
-            a = tl.where(seen, raw * (given * eps)[None, :], float("-inf"))
-            p, s = weights(a, state[None, :], eps, MODE)
+                seen = keys[:, None] <= tl.where(rows < q_len, rows + off, -1)[None, :]
+            else:
+                seen = (rows < q_len)[None, :]
+            p, s = weights(raw, (given * eps)[None, :], state[None, :], eps, seen, MODE)
             dv = narrow_dot(p, do, dv, PREC, WIDE, UPCAST)
             centered = dot(v, tl.trans(do), tl.zeros([BN, BM], tl.float32), PREC, UPCAST) - delta[None, :]
             dk = narrow_dot(s * centered * given[None, :], q, dk, PREC, WIDE, UPCAST)

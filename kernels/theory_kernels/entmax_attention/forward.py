@@ -12,38 +12,47 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import SIZES, dot, gather_rows, load_rows, narrow, sequence
-from .lists import listed
-from .weights import largest_root, narrow_dot, solver_step, weights
+from ..primitives import SIZES, dot, load_rows, narrow, sequence
+from .lists import list_of
+from .weights import eighths, largest_root, narrow_dot, solver_step, weights
 
 
 @triton.jit
 def load_items(X, start, keys, stop, cols, stride, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr,
                LISTED: tl.constexpr):  # fmt: skip
-    """Rows ``keys`` of X, or (not LISTED) the BN rows from ``start`` on; 0 from ``stop`` on."""
+    """Rows ``keys`` of X, or (not LISTED) the BN rows from ``start`` on. What lies past ``stop`` means nothing."""
     if LISTED:
-        return gather_rows(X, keys, keys < stop, cols, stride, D, DP)
+        at = X + (tl.minimum(keys, stop - 1).to(tl.int64) * stride)[:, None] + cols[None, :]
+        if D == DP:
+            return tl.load(at)
+        return tl.load(at, mask=(cols < D)[None, :], other=0.0)
     else:
         return load_rows(X, start, stop, cols, stride, D, DP, BN, True)
 
 
 @triton.jit
-def _centered(
-    q, K, start, keys, k_len, cols, kt, anchor, factor, pos, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr,
-    CAUSAL: tl.constexpr, LISTED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """(alpha - 1)(z - anchor) of a tile, -inf where masked, the products less the anchor, and the keys' rows."""
-    k = load_items(K, start, keys, k_len, cols, kt, D, DP, BN, LISTED)
-    raw = dot(q, tl.trans(k), tl.zeros([q.shape[0], BN], tl.float32), PREC, UPCAST) - anchor[:, None]
-    seen = (keys < k_len)[None, :]
+def last_keys(rows, off, q_len, k_len, CAUSAL: tl.constexpr):
+    """Last key that each row sees; -1 for rows that see none."""
+    last = k_len - 1 + rows * 0
     if CAUSAL:
-        seen = seen & (keys[None, :] <= pos[:, None])
-    return tl.where(seen, raw * factor[:, None], float("-inf")), raw, k
+        last = tl.minimum(last, rows + off)
+    return tl.where(rows < q_len, last, -1)
+
+
+@triton.jit
+def products(
+    q, K, start, keys, k_len, cols, kt, anchor, last, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr,
+    LISTED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """<q, k> of a tile less the anchor, which pairs count, and the keys."""
+    k = load_items(K, start, keys, k_len, cols, kt, D, DP, BN, LISTED)
+    raw = dot(q, tl.trans(k), tl.zeros([q.shape[0], BN], tl.float32), PREC, UPCAST)
+    return raw - anchor[:, None], keys[None, :] <= last[:, None], k
 
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    Q, K, V, FACTOR, EPS, ROWS, ITEMS, COUNTS, OUT, TILTED, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NL, capacity,
+    Q, K, V, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, OUT, TILTED, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NL, capacity,
     plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr,
     EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr,
     KEEP: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
@@ -59,7 +68,7 @@ def forward_kernel(
     b = n * 0 if PACKED else n
     rows = first + tl.arange(0, BM)
     exists = rows < q_len
-    pos = rows + off
+    last = last_keys(rows, off, q_len, k_len, CAUSAL)
     cols, vcols = tl.arange(0, DP), tl.arange(0, EP)
     q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
     k_at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
@@ -76,48 +85,45 @@ def forward_kernel(
     hi = k_len
     if CAUSAL:
         hi = tl.minimum(k_len, tl.maximum(tl.minimum(first + BM, q_len) + off, 0))
-    items, count, listing = ITEMS, hi, False
+    items, begin, end = ITEMS, 0, hi
     if LISTED:
-        at = nh.to(tl.int64) * NL + first // B
-        count = tl.load(COUNTS + at)
-        listing = count >= 0
-        count = tl.where(listing, count, hi)
-        items = ITEMS + at * capacity
+        items, begin, end = list_of(ITEMS, COUNTS, IDENTITY, nh.to(tl.int64) * NL + first // B, capacity, 0, hi)
     high = tl.full([BM], 2.0, tl.float32)
     low = tl.full([BM], -32.0 if MODE == 0 else 0.0, tl.float32)
     step, go = 0, 1
     while go > 0:
-        total, slope, support = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
-        for start in range(0, count, BN):
-            keys = listed(items, start, count, listing, BN) if LISTED else start + tl.arange(0, BN)
-            a, _, _ = _centered(q, k_at, start, keys, k_len, cols, kt, anchor, factor, pos, D, DP, BN, CAUSAL, LISTED,
-                                PREC, UPCAST)  # fmt: skip
-            p, s = weights(a, state[:, None], eps, MODE)
-            total += tl.sum(p, 1)
-            slope += tl.sum(s, 1)
+        total, slope, support = tl.zeros([BM, 8], tl.float32), tl.zeros([BM, 8], tl.float32), tl.zeros([BM, 8], tl.float32)
+        for start in range(begin, end, BN):
+            keys = tl.load(items + start + tl.arange(0, BN)) if LISTED else start + tl.arange(0, BN)
+            raw, seen, _ = products(q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST)
+            p, s = weights(raw, factor[:, None], state[:, None], eps, seen, MODE)
+            total += eighths(p)
+            slope += eighths(s)
             if MODE == 1:
-                support += tl.sum((p > 0.0).to(tl.float32), 1)
-        state, low, high, large = solver_step(state, low, high, total, slope, support, eps, MODE)
+                support += eighths((s > 0.0).to(tl.float32))
+        state, low, high, large = solver_step(
+            state, low, high, tl.sum(total, 1), tl.sum(slope, 1), tl.sum(support, 1), eps, MODE
+        )
         step += 1
         go = tl.where(step < 40, tl.max((large & alive).to(tl.int32), 0), 0)
     acc, tilted = tl.zeros([BM, EP], tl.float32), tl.zeros([BM, EP], tl.float32)
-    slope = tl.zeros([BM], tl.float32)
-    for start in range(0, count, BN):
-        keys = listed(items, start, count, listing, BN) if LISTED else start + tl.arange(0, BN)
-        a, _, _ = _centered(q, k_at, start, keys, k_len, cols, kt, anchor, factor, pos, D, DP, BN, CAUSAL, LISTED, PREC,
-                            UPCAST)  # fmt: skip
-        p, s = weights(a, state[:, None], eps, MODE)
+    slope = tl.zeros([BM, 8], tl.float32)
+    for start in range(begin, end, BN):
+        keys = tl.load(items + start + tl.arange(0, BN)) if LISTED else start + tl.arange(0, BN)
+        raw, seen, _ = products(q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST)
+        p, s = weights(raw, factor[:, None], state[:, None], eps, seen, MODE)
         v = load_items(v_at, start, keys, k_len, vcols, vt, E, EP, BN, LISTED)
         acc = narrow_dot(p, v, acc, PREC, WIDE, UPCAST)
         if KEEP:
             tilted = narrow_dot(s, v, tilted, PREC, WIDE, UPCAST)
-            slope += tl.sum(s, 1)
+            slope += eighths(s)
     # A negative temperature would turn the largest score into the smallest.
     acc = tl.where((given >= 0.0)[:, None], acc, float("nan"))
     inside = exists[:, None] & (vcols < E)[None, :]
     at = (row + rows)[:, None] * E + vcols[None, :]
     tl.store(OUT + at, narrow(acc, OUT.dtype.element_ty, UPCAST), mask=inside)
     if KEEP:
+        slope = tl.sum(slope, 1)
         tilted = tilted / tl.where(slope > 0.0, slope, 1.0)[:, None]
         tl.store(TILTED + at, narrow(tilted, TILTED.dtype.element_ty, UPCAST), mask=inside)
         # What the bound's level was above, the exact one is too: both less the same margin.

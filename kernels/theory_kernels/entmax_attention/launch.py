@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 import triton
 
-from ..geometry import Geometry
+from ..geometry import Geometry, remembered
 from ..primitives import INTERPRETED
 from ..screen import padded
 from .backward import key_kernel, query_kernel
 from .forward import forward_kernel
 from .lists import bounds_kernel, lists_kernel, norms_kernel
-from .plan import BLOCK, Plan, room
+from .plan import BLOCK, PAD, Plan, room
 
 
 def _tiles(kind: str, dim: int, dtype: torch.dtype) -> dict[str, int]:
@@ -94,6 +94,15 @@ class _Call:
         """An output: only ragged layouts leave rows unwritten, so only they pay for zeros."""
         return (torch.zeros if self.ragged else torch.empty)(shape, dtype=x.dtype, device=x.device)
 
+    def identity(self, listed: bool) -> torch.Tensor:
+        """The list of everything, for blocks without one: 0, 1, 2, ... past the last key and row."""
+        if not listed:
+            return torch.empty(0, dtype=torch.int32, device=self.q.device)
+        length = triton.next_power_of_2(max(self.geometry.max_q, self.geometry.max_k) + PAD)
+        device = self.q.device
+        make = lambda: torch.arange(length, dtype=torch.int32, device=device)  # noqa: E731 - built where it is used
+        return remembered(("identity", length, device), device, make)
+
     def bounds(self, rows: torch.Tensor) -> None:
         """Fill ``rows`` (3, B, H, T): anchor, bound of the state, level."""
         norms = torch.zeros(self.geometry.sequences * self.g, dtype=torch.int32, device=self.q.device)
@@ -118,7 +127,7 @@ class _Call:
         blocks = triton.cdiv(length, options["OWN"])
         lists_kernel[(self.heads * blocks,)](
             self.q, self.k, levels, items, counts, *self.dims, items.shape[1], items.shape[2], blocks, *self.strides,
-            **self.sweep, B=BLOCK, BY_ROWS=by_rows, **options,
+            **self.sweep, B=BLOCK, PAD=PAD, BY_ROWS=by_rows, **options,
         )  # fmt: skip
 
 
@@ -137,7 +146,7 @@ def forward(
     call = _Call(q, k, v, factor, eps, geometry, mode)
     shape = (*q.shape[:3], call.e)
     rows = torch.empty((3, *q.shape[:3]), dtype=torch.float32, device=q.device)
-    items = torch.empty(plan.items, dtype=plan.dtype, device=q.device)
+    items = torch.empty(plan.items, dtype=torch.int32, device=q.device)
     counts = torch.empty(plan.items[:2], dtype=torch.int32, device=q.device)
     if call.empty:
         none = v.new_zeros(shape if keep else (0, 0, 0, 0))
@@ -150,7 +159,7 @@ def forward(
     options = _tiles("forward", call.width, q.dtype)
     blocks = triton.cdiv(geometry.max_q, options["BM"])
     forward_kernel[(call.heads * blocks,)](
-        call.q, call.k, call.v, call.factor, call.eps, rows, items, counts, out, tilted, *call.dims, items.shape[1],
+        call.q, call.k, call.v, call.factor, call.eps, rows, items, counts, call.identity(plan.listed), out, tilted, *call.dims, items.shape[1],
         items.shape[2], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=plan.listed, KEEP=keep, **options,
     )  # fmt: skip
     return out, tilted, rows, items, counts
@@ -187,7 +196,7 @@ def backward(
     options = _tiles("query", call.width, q.dtype)
     blocks = triton.cdiv(geometry.max_q, options["BM"])
     query_kernel[(call.heads * blocks,)](
-        call.q, call.k, call.v, grad, tilted, call.factor, call.eps, rows, items, counts, dq, delta, dfactor, dalpha,
+        call.q, call.k, call.v, grad, tilted, call.factor, call.eps, rows, items, counts, call.identity(listed), dq, delta, dfactor, dalpha,
         *call.dims, items.shape[1], items.shape[2], call.plane, blocks, *call.exact_strides, **call.exact,
         LISTED=listed, TEMPERED=want_factor, ALPHA=want_alpha, **options,
     )  # fmt: skip
@@ -198,7 +207,7 @@ def backward(
     options = _tiles("key", call.width, q.dtype)
     blocks = triton.cdiv(geometry.max_k, options["BN"])
     key_kernel[(geometry.sequences * call.g * blocks,)](
-        call.q, call.k, call.v, grad, delta, call.factor, call.eps, rows, items, counts, dk, dv, *call.dims,
+        call.q, call.k, call.v, grad, delta, call.factor, call.eps, rows, items, counts, call.identity(listed), dk, dv, *call.dims,
         items.shape[1], items.shape[2], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=listed, **options,
     )  # fmt: skip
     alpha = dalpha.sum((0, 2)).to(eps.dtype) if want_alpha else torch.zeros_like(eps)

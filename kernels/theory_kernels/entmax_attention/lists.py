@@ -56,8 +56,8 @@ def _slot_maxima(
 
 
 @triton.jit
-def _slot_sums(a, state, eps, MODE: tl.constexpr):
-    p, s = weights(a, state[:, None, None], eps, MODE)
+def _slot_sums(raw, factor, state, eps, filled, MODE: tl.constexpr):
+    p, s = weights(raw, factor[:, None, None], state[:, None, None], eps, filled, MODE)
     count = tl.zeros_like(state)
     if MODE == 1:
         count = tl.sum(tl.sum((p > 0.0).to(tl.float32), 2), 1)
@@ -102,20 +102,19 @@ def bounds_kernel(
     eps = tl.load(EPS + h)
     factor = tl.load(FACTOR + b * fb + h * fh + (q0 + rows) * ft, mask=rows < q_len, other=0.0) * eps
     filled = best > float("-inf")
-    a = tl.where(filled, best - anchor[:, None, None], 0.0) * factor[:, None, None]
-    a = tl.where(filled, a, float("-inf"))
+    raw = tl.where(filled, best - anchor[:, None, None], 0.0)
     start = 0.0 if MODE == 0 else 1.0
     state = tl.full([BM], start, tl.float32)
     high, low = state, state - (32.0 if MODE == 0 else 1.0)
     step, go = 0, 1
     while go > 0:
-        total, slope, count = _slot_sums(a, state, eps, MODE)
+        total, slope, count = _slot_sums(raw, factor, state, eps, filled, MODE)
         state, low, high, large = solver_step(state, low, high, total, slope, count, eps, MODE)
         step += 1
         go = tl.where(step < 30, tl.max((large & alive).to(tl.int32), 0), 0)
     # A little more than the solution, checked: an upper bound of the state is a lower bound of the threshold.
     state = state + 1e-5 * (1.0 if MODE == 0 else state)
-    total, slope, count = _slot_sums(a, state, eps, MODE)
+    total, slope, count = _slot_sums(raw, factor, state, eps, filled, MODE)
     state = tl.where(total >= 1.0, tl.minimum(state, high), high)
     wide = q.to(tl.float32)
     size = tl.load(NORMS + n * G + g).to(tl.float32, bitcast=True)
@@ -171,7 +170,7 @@ def _pack(
     for step in range(tl.max(tl.max(count, 1), 0)):
         bit = first_bit(tl.where(word != 0, word, 1))
         keep = (word != 0) & (place + step < room) & inside
-        tl.store(at + step, (item - bit * M).to(ITEMS.dtype.element_ty), mask=keep)
+        tl.store(at + step, item - bit * M, mask=keep)
         word = word & (word - 1)
     return cursor + tl.sum(count, 1)
 
@@ -180,7 +179,7 @@ def _pack(
 def lists_kernel(
     Q, K, LEVELS, ITEMS, COUNTS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NL, capacity, BLOCKS, qb, qh, qt, kb, kh,
     kt, D: tl.constexpr, DP: tl.constexpr, OWN: tl.constexpr, B: tl.constexpr, M: tl.constexpr, BY_ROWS: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
+    PAD: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Lists of OWN // B blocks: keys for blocks of rows, or (BY_ROWS) rows for blocks of keys.
 
@@ -240,15 +239,18 @@ def lists_kernel(
         bits = bits << (32 - stop % 32).to(tl.uint32)
         cursor = _pack(items, bits, cursor, stop // 32, own_blocks, NL, capacity, OWN, B, M, UPCAST)
     # Walking everything in order is worth about twice as many gathered items.
-    fits = (cursor <= capacity) & (2 * cursor <= end - low)
+    fits = (cursor <= capacity - PAD) & (2 * cursor <= end - low)
+    pad = tl.arange(0, PAD)[None, :]
+    ends = items + own_blocks.to(tl.int64)[:, None] * capacity + cursor[:, None] + pad
+    tl.store(ends, tl.full([OWN // B, PAD], 0x7FFFFFFF, tl.int32), mask=(fits & (own_blocks < NL))[:, None] & (pad >= 0))
     tl.store(COUNTS + nh.to(tl.int64) * NL + own_blocks, tl.where(fits, cursor, -1), mask=own_blocks < NL)
 
 
 @triton.jit
-def listed(at, start, count, listing, COUNT: tl.constexpr):
-    """Indices start .. start + COUNT - 1 of a list, or (not ``listing``) of everything; past ``count``, none exists."""
-    slot = start + tl.arange(0, COUNT)
-    item = tl.load(at + slot, mask=(slot < count) & listing, other=0).to(tl.int32)
-    if at.dtype.element_ty == tl.int16:
-        item = item & 0xFFFF
-    return tl.where(slot < count, tl.where(listing, item, slot), 0x7FFFFFFF)
+def list_of(ITEMS, COUNTS, IDENTITY, at, capacity, first, stop):
+    """Where the list of block ``at`` lies, its first place and its end: an unlisted one walks ``first`` .. ``stop``."""
+    count = tl.load(COUNTS + at)
+    listing = count >= 0
+    items = tl.where(listing, ITEMS + at * capacity, IDENTITY)
+    begin, end = tl.where(listing, 0, first), tl.where(listing, count, stop)
+    return items, begin, end

@@ -61,7 +61,7 @@ def _fake_forward(
         v.new_empty(shape),
         v.new_empty(shape if keep and implementation == "triton" else (0, 0, 0, 0)),
         q.new_empty((3 if implementation == "triton" else 2, *q.shape[:3]), dtype=rows),
-        q.new_empty(plan.items, dtype=plan.dtype),
+        q.new_empty(plan.items, dtype=torch.int32),
         q.new_empty(plan.items[:2], dtype=torch.int32),
     )
 
@@ -131,6 +131,6 @@ def _backward(ctx, grad, *_):
     return (dq, dk, dv, dfactor, dalpha if want_alpha else None, *(None,) * 13)
 
 
-entmax_forward = _register("entmax_forward", _forward, _fake_forward)
-entmax_backward = _register("entmax_backward", _gradients, _fake_gradients)
-torch.library.register_autograd("theory_kernels::entmax_forward", _backward, setup_context=_setup)
+entmax_forward = _register("entmax_attention_forward", _forward, _fake_forward)
+entmax_backward = _register("entmax_attention_backward", _gradients, _fake_gradients)
+torch.library.register_autograd("theory_kernels::entmax_attention_forward", _backward, setup_context=_setup)

@@ -8,17 +8,19 @@ import torch
 
 # Rows (or keys) that share one list.
 BLOCK = 64
-# Room of one list: with 64 rows a block, 64 items a row, as many bytes as K and V at a head dim of 64 have.
+# Room of one list, int32 (copies of 16-bit items into shared memory would not be asynchronous): with 64 rows a block,
+# 64 items a row, as many bytes as K and V of a head have at a head dim of 64.
 CAPACITY = 4096
+# Items that do not exist at the end of a list: the exact kernels read it in whole tiles.
+PAD = 128
 # Below this many keys no lists are made.
 LIST_FROM = 1024
 
 
 class Plan(NamedTuple):
-    """Shape (N * H, blocks of rows, room) and dtype of the lists of keys; empty without lists."""
+    """Shape (N * H, blocks of rows, room) of the lists of keys, int32; empty without lists."""
 
     items: tuple[int, int, int]
-    dtype: torch.dtype
 
     @property
     def listed(self) -> bool:
@@ -38,12 +40,10 @@ def make_plan(
     """Plan of a call; ``list_from`` overrides the number of keys from which lists are made."""
     limit = LIST_FROM if list_from is None else list_from
     if implementation != "triton" or max_k < limit or max_q < 2:
-        return Plan((0, 0, 0), torch.int32)
-    # int16, read as unsigned.
-    dtype = torch.int16 if max(max_q, max_k) <= 2**16 else torch.int32
-    return Plan((sequences * q.shape[1], -(-max_q // BLOCK), room(max_k)), dtype)
+        return Plan((0, 0, 0))
+    return Plan((sequences * q.shape[1], -(-max_q // BLOCK), room(max_k)))
 
 
 def room(length: int) -> int:
-    """Items that a list over ``length`` keys or rows may hold."""
-    return min(CAPACITY, length)
+    """Items that a list over ``length`` keys or rows may hold, with the marks of its end."""
+    return min(CAPACITY, length) + PAD

@@ -1,6 +1,7 @@
 """Jitted weights of alpha-entmax and the step of its solver. Imports triton: load this module lazily.
 
-``a`` is (alpha - 1)(z - anchor), -inf where a pair does not count, and the state of a row is what the solver looks for:
+``raw`` is <q, k> less the anchor of its row, ``factor`` (alpha - 1) times what scores multiply it with, so that their
+product is (alpha - 1)(z - anchor). The state of a row is what the solver looks for:
 s of :mod:`.rows` for the alphas with closed steps (MODE 1: 1.5, MODE 2: 2), L = log P for any other (MODE 0), where s
 would be too close to 1 to hold it.
 """
@@ -32,12 +33,13 @@ def log_weights(a, state, eps):
 
 
 @triton.jit
-def weights(a, state, eps, MODE: tl.constexpr):
-    """Weights p and slopes s = p^(2 - alpha); ``state`` broadcasts to a."""
+def weights(raw, factor, state, eps, seen, MODE: tl.constexpr):
+    """Weights p and slopes s = p^(2 - alpha), 0 where not ``seen``; ``factor`` and ``state`` broadcast to raw."""
     if MODE == 0:
-        log_p, alive = log_weights(a, state, eps)
+        log_p, alive = log_weights(raw * factor, state, eps)
+        alive = alive & seen
         return tl.where(alive, tl.exp(log_p), 0.0), tl.where(alive, tl.exp((1.0 - eps) * log_p), 0.0)
-    y = tl.maximum(a + state, 0.0)
+    y = tl.where(seen, tl.maximum(raw * factor + state, 0.0), 0.0)
     if MODE == 1:
         return y * y, y
     else:
@@ -73,7 +75,7 @@ def solver_step(state, low, high, total, slope, count, eps, MODE: tl.constexpr):
         inside = slope * slope + count * gap
         bottom = slope + tl.where(inside > 0.0, tl.sqrt(tl.where(inside > 0.0, inside, 0.0)), slope)
         step = tl.where(bottom > 0.0, gap / tl.where(bottom > 0.0, bottom, 1.0), 2.0)
-        large = tl.abs(step) > 3e-4 * state
+        large = tl.abs(step) > 1e-3 * state
     else:
         step = tl.where(slope > 0.0, (1.0 - total) / tl.where(slope > 0.0, slope, 1.0), 2.0)
         large = tl.abs(step) > 3e-4 * state
@@ -89,3 +91,9 @@ def narrow_dot(a, b, acc, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.con
     if WIDE:
         return dot(a, b.to(tl.float32), acc, PREC, UPCAST)
     return dot(narrow(a, b.dtype, UPCAST), b, acc, PREC, UPCAST)
+
+
+@triton.jit
+def eighths(x):
+    """(rows, 8) sums over every eighth column: those of one thread in a product's layout, so none needs another's."""
+    return tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // 8, 8]), 1)
