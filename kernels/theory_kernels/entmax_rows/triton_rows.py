@@ -1,0 +1,234 @@
+"""Rows that fit the registers of one program: read once, solved there, written once. Imports triton.
+
+With eps = alpha - 1, d_j = eps (x_j - max) and b the distance from the threshold to the maximum,
+``p_j = (b + d_j)_+^(1/eps)``. The norm ``(sum p)^eps`` is convex in b, so that Newton's steps on it from b = 1
+(the threshold is never more than 1 below the maximum) come down to the solution and never pass it, for alpha <= 2:
+a step is ``(F - F^(1-eps)) / G`` with F = sum p and G = sum p^(1-eps).
+
+Closed forms for alpha = 2 and 1.5 (POWER = 1/eps = 1, 2) hold b as it is. Any other alpha (POWER = 0) holds lam,
+the logarithm of the largest weight b^(1/eps), see ``reference.py``; above 2, where the slope at the threshold is
+infinite, it halves its bracket [-log n, 0].
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of jitted functions are pointers and tiles that Python has no types for.
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..primitives import narrow
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) for x > -1, accurate near 0 (W. Kahan): the rounding of 1 + x is divided out again."""
+    y = 1.0 + x
+    # At y = 1 the quotient is 0 / 0 and x itself is the answer.
+    flat = y == 1.0
+    return tl.where(flat, x, tl.log(y) * (x / tl.where(flat, 1.0, y - 1.0)))
+
+
+@triton.jit
+def general_weights(u, lam, eps):
+    """p and p / (1 + eps u exp(-eps lam)) of u = x - max (R, n), lam and eps (R,)."""
+    # Kept finite, so that 0 times it is 0: only scores within 1e-26 of the maximum could tell.
+    rate = (eps * tl.exp(tl.minimum(-eps * lam, 60.0)))[:, None]
+    ratio = tl.where(u > float("-inf"), u, 0.0) * rate
+    alive = ratio > -1.0
+    ratio = tl.where(alive, ratio, 0.0)
+    soft = eps <= 0.0
+    logs = log1p(ratio) / tl.where(soft, 1.0, eps)[:, None]
+    logs = tl.where(soft[:, None], u, logs)
+    p = tl.where(alive & (u > float("-inf")), tl.exp(lam[:, None] + logs), 0.0)
+    return p, p / (1.0 + ratio)
+
+
+@triton.jit
+def closed_step(total, first, POWER: tl.constexpr):
+    """Newton's step down from F = ``total`` and G = ``first``; 0 for a row without support."""
+    if POWER == 1:
+        step = (total - 1.0) / tl.where(first > 0.0, first, 1.0)
+    else:
+        step = (total - tl.sqrt_rn(total)) / tl.where(first > 0.0, first, 1.0)
+    return tl.where(first > 0.0, step, 0.0)
+
+
+@triton.jit
+def closed_sums(base, POWER: tl.constexpr):
+    """F and G of the rows of base = (b + d)_+."""
+    if POWER == 1:
+        return tl.sum(base, 1), tl.sum((base > 0.0).to(tl.float32), 1)
+    else:
+        return tl.sum(base * base, 1), tl.sum(base, 1)
+
+
+@triton.jit
+def solve_closed(d, b, POWER: tl.constexpr, MOST: tl.constexpr):
+    """b (R,) from which ``step`` (R,) is left to go; b never passes the solution, but for rounding."""
+    step = tl.zeros_like(b)
+    going, count = 1, 0
+    while (going > 0) & (count < MOST):
+        b -= step
+        total, first = closed_sums(tl.maximum(b[:, None] + d, 0.0), POWER)
+        step = closed_step(total, first, POWER)
+        going = tl.max((step > 4.8e-7 * b).to(tl.int32), 0)
+        count += 1
+    return b, step
+
+
+@triton.jit
+def general_step(total, slope, lam, low, high, eps):
+    """The next lam and its bracket, from F = ``total`` and sum p / (1 + ratio) = ``slope`` at lam."""
+    high = tl.where(total >= 1.0, lam, high)
+    low = tl.where(total <= 1.0, lam, low)
+    some = total > 0.0
+    log_total = tl.log(tl.where(some, total, 1.0))
+    soft = eps <= 0.0
+    x = -eps * log_total
+    # -expm1(x), without cancellation near 0.
+    part = tl.where(tl.abs(x) < 0.1, -x * (1.0 + x * (0.5 + x * (1.0 / 6 + x * (1.0 / 24 + x / 120)))), 1.0 - tl.exp(x))
+    moved = tl.maximum(-total * part / tl.where(some, slope, 1.0), -0.9999999)
+    step = lam + tl.where(soft, -log_total, log1p(moved) / tl.where(soft, 1.0, eps))
+    inside = (step > low) & (step < high) & (eps <= 1.0)
+    following = tl.where(inside, step, low + (high - low) * 0.5)
+    done = (
+        ((tl.abs(total - 1.0) <= 2.4e-7) & (eps <= 1.0))
+        | (tl.abs(following - lam) <= 1.2e-7 * tl.abs(lam))
+        | (total <= 0.0)
+    )
+    return tl.where(done, lam, following), low, high, done
+
+
+@triton.jit
+def solve_general(u, lam, low, eps, MOST: tl.constexpr):
+    """lam (R,), and the ends of its bracket: F <= 1 at the low one, F >= 1 at the high one."""
+    high = lam
+    going, count = 1, 0
+    while (going > 0) & (count < MOST):
+        p, steep = general_weights(u, lam, eps)
+        lam, low, high, done = general_step(tl.sum(p, 1), tl.sum(steep, 1), lam, low, high, eps)
+        going = tl.max((done == 0).to(tl.int32), 0)
+        count += 1
+    return lam, low, high
+
+
+@triton.jit
+def between_ends(u, low, high, below, above, eps):
+    """Weights between those at the ends of a bracket, whose sums are ``below`` and ``above``, that sum to one."""
+    less, _ = general_weights(u, low, eps)
+    more, _ = general_weights(u, high, eps)
+    part = (1.0 - below) / tl.where(above > below, above - below, 1.0)
+    part = tl.where(above > below, tl.minimum(tl.maximum(part, 0.0), 1.0), 0.0)
+    return less + part[:, None] * (more - less)
+
+
+@triton.jit
+def bracketed_weights(u, lam, low, high, eps):
+    """Weights at lam; for alpha > 2 between those of the bracket's ends, so that they sum to one.
+
+    There a weight at the threshold moves by (2^-23)^(1/eps) within lam's last digit, 0.17 at alpha = 10.
+    """
+    p, _ = general_weights(u, lam, eps)
+    if tl.max(eps, 0) > 1.0:
+        less, _ = general_weights(u, low, eps)
+        more, _ = general_weights(u, high, eps)
+        steep = between_ends(u, low, high, tl.sum(less, 1), tl.sum(more, 1), eps)
+        p = tl.where((eps > 1.0)[:, None], steep, p)
+    return p
+
+
+@triton.jit
+def spoiled(z):
+    """Rows (R,) with NaN or +inf, which comparisons and maxima would pass over."""
+    return tl.max(((z < float("inf")) == 0).to(tl.int32), 1) > 0
+
+
+@triton.jit
+def row_weights(z, eps, POWER: tl.constexpr, MOST: tl.constexpr):
+    """Weights of the rows of z (R, n), where -inf is masked."""
+    bad = spoiled(z)
+    z = tl.where(bad[:, None], 0.0, z)
+    top = tl.max(z, 1)
+    u = z - tl.where(top == float("-inf"), 0.0, top)[:, None]
+    if POWER == 0:
+        low = -tl.log(tl.maximum(tl.sum((z > float("-inf")).to(tl.float32), 1), 1.0))
+        lam, low, high = solve_general(u, tl.zeros_like(low), low, eps, MOST)
+        p = bracketed_weights(u, lam, low, high, eps)
+    else:
+        d = u * (1.0 / POWER)
+        b, step = solve_closed(d, tl.zeros_like(top) + 1.0, POWER, MOST)
+        # Where digits cancel, b + d is exact, so the step that is left comes after it.
+        base = tl.maximum((b[:, None] + d) - step[:, None], 0.0)
+        p = base if POWER == 1 else base * base
+    return tl.where(bad[:, None], float("nan"), p)
+
+
+@triton.jit
+def rows_forward(
+    X, P, ALPHA, ROWS, N, stride, alpha_stride,
+    BLOCK: tl.constexpr, R: tl.constexpr, POWER: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    col = tl.arange(0, BLOCK)
+    inside = (row < ROWS)[:, None] & (col < N)[None, :]
+    z = tl.load(X + row[:, None] * stride + col[None, :], mask=inside, other=float("-inf")).to(tl.float32)
+    eps = tl.zeros([R], tl.float32)
+    if POWER == 0:
+        eps = tl.load(ALPHA + row * alpha_stride, mask=row < ROWS, other=2.0) - 1.0
+    p = row_weights(z, eps, POWER, MOST)
+    tl.store(P + row[:, None] * N + col[None, :], narrow(p, P.dtype.element_ty, UPCAST), mask=inside)
+
+
+@triton.jit
+def slopes(p, eps, POWER: tl.constexpr):
+    """s = p^(2 - alpha) on the support, 0 outside."""
+    if POWER == 1:
+        return tl.where(p > 0.0, 1.0, 0.0)
+    elif POWER == 2:
+        return tl.sqrt_rn(p)
+    else:
+        return tl.where(p > 0.0, tl.exp((1.0 - eps)[:, None] * tl.log(tl.where(p > 0.0, p, 1.0))), 0.0)
+
+
+@triton.jit
+def psi(x):
+    """(1 - exp(-x) - x) / x^2, by its series near 0."""
+    small = tl.abs(x) < 0.5
+    near = tl.where(small, -x, 0.0)
+    series = tl.zeros_like(x)
+    # 1/11! 0.5^9 is below float32's rounding of the first term.
+    term = tl.zeros_like(x) - 0.5
+    for m in tl.static_range(3, 12):
+        series += term
+        term = term * near * (1.0 / m)
+    far = tl.where(small, 1.0, x)
+    return tl.where(small, series, (1.0 - tl.exp(-far) - far) / (far * far))
+
+
+@triton.jit
+def alpha_terms(p, eps):
+    """The derivative of p to alpha at a fixed distance from the threshold."""
+    logs = tl.log(tl.where(p > 0.0, p, 1.0))
+    return p * logs * logs * psi(eps[:, None] * logs)
+
+
+@triton.jit
+def rows_backward(
+    P, GRAD, DX, ALPHA, DALPHA, ROWS, N, stride, alpha_stride, BLOCK: tl.constexpr, R: tl.constexpr,
+    POWER: tl.constexpr, WANTS_ALPHA: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    col = tl.arange(0, BLOCK)
+    inside = (row < ROWS)[:, None] & (col < N)[None, :]
+    p = tl.load(P + row[:, None] * N + col[None, :], mask=inside, other=0.0).to(tl.float32)
+    grad = tl.load(GRAD + row[:, None] * stride + col[None, :], mask=inside, other=0.0).to(tl.float32)
+    eps = tl.zeros([R], tl.float32)
+    if POWER == 0:
+        eps = tl.load(ALPHA + row * alpha_stride, mask=row < ROWS, other=2.0) - 1.0
+    s = slopes(p, eps, POWER)
+    total = tl.sum(s, 1)
+    grad = grad - (tl.sum(s * grad, 1) / tl.where(total > 0.0, total, 1.0))[:, None]
+    tl.store(DX + row[:, None] * N + col[None, :], narrow(s * grad, DX.dtype.element_ty, UPCAST), mask=inside)
+    if WANTS_ALPHA:
+        tl.store(DALPHA + row, tl.sum(grad * alpha_terms(p, eps), 1), mask=row < ROWS)
