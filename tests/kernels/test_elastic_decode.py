@@ -205,29 +205,29 @@ def _exact_maximum_survives(q: torch.Tensor, k: torch.Tensor, kind: str, block: 
     assert bool((out == 1).all())
 
 
-def _adversary(rng: np.random.Generator, batch: int, s: int, d: int, dtype: torch.dtype) -> tuple:
+def _adversary(rng: np.random.Generator, heads: int, s: int, d: int, dtype: torch.dtype) -> tuple:
     """Queries and keys made to sit on the bounds: parallel, equal, alone in their direction, huge and tiny."""
-    q = torch.from_numpy(rng.standard_normal((batch, 2, 1, d)))
-    k = torch.from_numpy(rng.standard_normal((batch, 2, s, d)))
-    mode = torch.from_numpy(rng.integers(0, 5, (batch, 2, s, 1)))
-    along = q * torch.from_numpy(rng.choice([1.0, 0.999, 1.001, -1.0], (batch, 2, s, 1)))
-    signs = torch.sign(q) * torch.from_numpy(rng.choice([0.5, 1.0, 2.0], (batch, 2, s, 1)))
+    q = torch.from_numpy(rng.standard_normal((1, heads, 1, d)))
+    k = torch.from_numpy(rng.standard_normal((1, heads, s, d)))
+    mode = torch.from_numpy(rng.integers(0, 5, (1, heads, s, 1)))
+    along = q * torch.from_numpy(rng.choice([1.0, 0.999, 1.001, -1.0], (1, heads, s, 1)))
+    signs = torch.sign(q) * torch.from_numpy(rng.choice([0.5, 1.0, 2.0], (1, heads, s, 1)))
     k = torch.where(mode == 0, k, torch.where(mode == 1, along, torch.where(mode == 2, signs, k * 1e-3)))
     k = torch.where(mode == 4, along * q.sign().abs() + k * 1e-3, k)
-    size = torch.from_numpy(rng.choice([2.0**-40, 2.0**-8, 1.0, 2.0**8, 2.0**30], (batch, 2, 1, 1)))
+    size = torch.from_numpy(rng.choice([2.0**-40, 2.0**-8, 1.0, 2.0**8, 2.0**30], (1, heads, 1, 1)))
     if dtype == F16:
         size = size.clamp(2.0**-8, 2.0**3)
     return (q * size).to(dtype), (k * size).to(dtype)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS), dtype=st.sampled_from([BF16, F16, F32]),
     d=st.sampled_from([1, 3, 16, 64]), block=st.sampled_from([16, 64]),
 )  # fmt: skip
 def test_no_survivor_is_dropped(seed: int, kind: str, dtype: torch.dtype, d: int, block: int) -> None:
     """Searched adversarially, against scores summed in several orders, and with the rounding of any order added."""
-    q, k = _adversary(np.random.default_rng(seed), 2, 70, d, dtype)
+    q, k = _adversary(np.random.default_rng(seed), 4, 70, d, dtype)
     _exact_maximum_survives(q, k, kind, block, "chunked")
     bounds = make_block_bounds(k, kind, block=block, implementation="chunked")
     bound = upper(bounds, q, slice(None))[:, :, 0].double()
@@ -241,10 +241,10 @@ def test_no_survivor_is_dropped(seed: int, kind: str, dtype: torch.dtype, d: int
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_survivor_is_dropped_by_the_kernel(kind: str, device: torch.device, triton: str) -> None:
-    batch = 64 if device.type == "cuda" else 1
+    heads = 128 if device.type == "cuda" else 1
     for dtype in (BF16, F16, F32) if device.type == "cuda" else (BF16,):
         for d in (128, 64, 40) if device.type == "cuda" else (16,):
-            q, k = _adversary(np.random.default_rng(d), batch, 300 if device.type == "cuda" else 20, d, dtype)
+            q, k = _adversary(np.random.default_rng(d), heads, 300 if device.type == "cuda" else 20, d, dtype)
             _exact_maximum_survives(q.to(device), k.to(device), kind, 16, "triton")
 
 
@@ -357,7 +357,7 @@ def test_serves_trained_thresholds(weights: str, device: torch.device, triton: s
 
 @pytest.mark.parametrize("implementation", ["chunked", "triton"])
 def test_two_runs_are_bitwise_equal(implementation: str, device: torch.device, triton: str) -> None:
-    case = Case(heads=2, groups=2, s=60, dtype=BF16)
+    case = Case(heads=1, s=20, dtype=BF16)
     inputs = Inputs.of(case, device)
     first, second = (inputs.run(case, implementation, BF16)[0] for _ in range(2))
     assert torch.equal(first, second)
