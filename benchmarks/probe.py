@@ -6,6 +6,8 @@ wall time says little. Peak memory is that of the whole process on the CPU, of P
 
     python benchmarks/probe.py --lengths 1024,8192
     python benchmarks/probe.py --device cuda --dtype bfloat16 --lengths 8192,32768,131072 --csv out.csv
+
+`theory-lab reproduce ours.probe-h200` draws such a file, experiments/ours/measured/probe-h200.csv.
 """
 
 from __future__ import annotations
@@ -47,13 +49,7 @@ def main() -> int:
     parser.add_argument("--as", dest="mechanisms", default="model", help="comma-separated, such as model,tra,tda")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--csv", type=Path)
-    parser.add_argument(
-        "--draw", type=Path, nargs=3, metavar=("PICTURE", "COSTS", "SINKS"), help="draw earlier results"
-    )
     chosen = parser.parse_args()
-    if chosen.draw:
-        draw(*chosen.draw)
-        return 0
     loaded = load_model(chosen.model, device=chosen.device, dtype=chosen.dtype)
     tokens: list[int] = []
     for text in texts.shipped():
@@ -168,52 +164,6 @@ def clock(run: Callable[[], None], cuda: bool) -> tuple[float, float]:
 def peak_rss() -> int:
     """Of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def draw(path: Path, costs: Path, sinks: Path) -> None:
-    """Time and memory against length, and gSinkRatio(1) of the same runs (their summary files, one below another)."""
-    import pandas as pd
-
-    from theory_lab.figures.probe_plot import finish_axes, new_figure, save_figure
-
-    table, ratios = pd.read_csv(costs), pd.read_csv(sinks)
-    own = table[(table.weights == "model") & (table.dtype == "bfloat16")].sort_values("length")
-    figure = new_figure(12.6, 4.2)
-    figure.suptitle(f"{table.model[0]} on one {table.device[0]}", fontsize=10.5, x=0.01, ha="left")
-    panels = figure.subplots(1, 3)
-    for column, color, marker, label in (
-        ("plain", "black", "s", "plain forward pass"),
-        ("probed", "#0072B2", "o", "probed"),
-    ):
-        panels[0].plot(own.length, own[f"{column}_s"], color=color, marker=marker, label=f"{label}, bfloat16")
-        full = table[(table.weights == "model") & (table.dtype == "float32")]
-        panels[0].plot(full.length, full[f"{column}_s"], color=color, marker=marker, mfc="white", ls="none",
-                       label=f"{label}, float32")  # fmt: skip
-        panels[1].plot(own.length, own[f"{column}_peak_gb"], color=color, marker=marker, label=f"{label}, bfloat16")
-    maps = own.length.astype(float) ** 2 * 30 * 9 * 2 / 1e9
-    panels[1].plot(own.length, maps, color="0.6", ls=":", label="30 x 9 maps held in bfloat16")
-    for (_, part), (color, marker) in zip(
-        ratios.groupby("run", sort=False), (("#0072B2", "o"), ("#D55E00", "^")), strict=False
-    ):
-        part = part.sort_values("length")
-        value = part[part.measure == "g_sink_ratio_1"]
-        low, high = (value.estimate - value.ci_low).fillna(0), (value.ci_high - value.estimate).fillna(0)
-        panels[2].errorbar(value.length, value.estimate, yerr=[low, high], color=color, marker=marker, capsize=3,
-                           label=part.run.iloc[0])  # fmt: skip
-        uniform = part[part.measure == "g_sink_uniform_1"]
-    panels[2].plot(uniform.length, uniform.estimate, color="black", ls="--", label="equal weights")
-    for axes, title in zip(panels, ("Seconds", "Peak memory, GB", "gSinkRatio(1)"), strict=True):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks([64, 1024, 8192, 131072] if "Sink" in title else list(own.length))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.minorticks_off()
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel("length T")
-        axes.set_title(title, fontsize=9.5, loc="left")
-        axes.legend(fontsize=8, frameon=False)
-        finish_axes(axes)
-    save_figure(figure, str(path), f"{table.model[0]}, {table.device[0]}, {table.date[0]}")
 
 
 def about(chosen: argparse.Namespace) -> dict[str, object]:

@@ -22,6 +22,7 @@ _GUESTS = (
     "figures/**/*.pdf",
     "figures/**/*.tex",
     "figures/**/*.md",
+    "experiments/*/measured/*.csv",
     "kernels/README.md",
     "kernels/*/README.md",
     "kernels/theory_kernels/**/*.md",

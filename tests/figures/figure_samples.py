@@ -133,6 +133,51 @@ def _tails() -> pd.DataFrame:
     return pd.DataFrame(rows).assign(head_dim=64)
 
 
+def _panels() -> pd.DataFrame:
+    more = _curves().assign(panel="less", value=_curves().value / 500, low=np.nan, high=np.nan)
+    one = (
+        _curves()
+        .query("x == 1000 and series == 'TDA'")
+        .assign(panel="less", series="alone", value=0.1, low=0.05, high=0.12)
+    )
+    return pd.concat([_curves().assign(panel="more"), more, one])
+
+
+def _overview() -> pd.DataFrame:
+    rows = [
+        {"length": n, "measure": measure, "estimate": top * n**-0.2, "ci_low": top * n**-0.22,
+         "ci_high": top * n**-0.18}
+        for n in (64, 512) for measure, top in (("g_sink_ratio_1", 0.9), ("g_sink_uniform_1", 0.2))
+    ]  # fmt: skip
+    rows += [
+        {**row, "layer": layer, "estimate": row["estimate"] * (1 - layer / 6)} for row in rows for layer in range(4)
+    ]
+    rows += [
+        {"length": 512, "layer": layer, "measure": "near_zero_0.001", "estimate": layer / 5, "ci_low": layer / 5 - 0.05,
+         "ci_high": layer / 5 + 0.04}
+        for layer in range(4)
+    ]  # fmt: skip
+    rows += [
+        {"length": 512, "layer": layer, "head": head, "measure": measure,
+         "estimate": np.nan if layer == head == 2 else (layer + head) / 6}
+        for layer in range(4) for head in range(3) for measure in ("g_sink_ratio_1", "normalized_entropy")
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _unrelated() -> pd.DataFrame:
+    rows = [
+        {"quantity": quantity, "layer": layer, "x": t, "estimate": 0.5 * np.exp(-((t + 3) ** 2) / (2 + layer))}
+        for quantity in ("tail", "centered tail") for layer in range(3) for t in np.linspace(-3, 4, 15)
+    ]  # fmt: skip
+    rows += [
+        {"quantity": quantity, "layer": layer, "head": head, "estimate": 2.0 ** (layer - head), "ci_low": 0.1,
+         "ci_high": 9.0}
+        for quantity in ("proxy", "survivors") for layer in range(3) for head in range(3)
+    ]  # fmt: skip
+    return pd.DataFrame(rows).assign(beta=1.0, kappa=1.0, head_dim=64)
+
+
 def _features() -> pd.DataFrame:
     answers = {"Softmax": ("no", "no"), "TRA": ("yes", "no"), "TDA": ("yes", "yes")}
     return pd.DataFrame(
@@ -163,6 +208,9 @@ SAMPLES = {
     "speed": (_speed, experiment("benchmark", "speed", peer="FA2", mechanisms=("TRA", "TDA"), directions=("forward",))),
     "probe": (_probe, experiment("probe", "probe", {"ylabel": "gSinkRatio(1)"})),
     "curves": (_curves, experiment("record", "curves", {"xlog": False, "ylabel": "%", "width": "single"}, _PASSKEY)),
+    "panels": (_panels, experiment("record", "curves", {"xlog": False, "own_scales": True, "ylog": True})),
+    "overview": (_overview, experiment("overview", "overview")),
+    "unrelated": (_unrelated, experiment("unrelated", "unrelated")),
     "map": (_map, experiment("record", "map", {"width": "single"})),
     "tails": (_tails, experiment("tails", "tails")),
 }

@@ -26,16 +26,17 @@ def draw_curves(frame: pd.DataFrame, experiment: Experiment) -> Any:
     panels = list(dict.fromkeys(frame.panel)) if "panel" in frame else [""]
     figure = style.new_figure(options.get("width", "double"), options.get("height", 2.5))
     styles = style.series_styles([name for name in frame.series if name != BASELINE])
-    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    grid = figure.subplots(1, len(panels), squeeze=False, sharey=not options.get("own_scales", False))[0]
     for axes, panel in zip(grid, panels, strict=True):
         part = frame[frame.panel == panel] if "panel" in frame else frame
-        draw_panel(axes, part, styles, options)
+        draw_panel(axes, part, styles, options, frame if len(panels) > 1 else None)
         _printed(axes, experiment, styles)
         axes.set_title(panel)
-        if axes is grid[0]:
+        if axes is grid[0] and (len(panels) == 1 or "ylabel" in options):
             axes.set_ylabel(options.get("ylabel", "value"))
-    if not any(_fits(axes, frame) for axes in grid[-1:]):
-        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    if len(panels) > 1:  # names beside the lines of every panel would take the room of the panels
+        handles = {n: h for axes in grid for h, n in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 4))
     return figure
 
 
@@ -70,23 +71,22 @@ def _level(axes: Any, text: str, value: Quantity) -> None:
     axes.set_ylim(None, max(axes.get_ylim()[1], 1.15 * float(value.high)))
 
 
-def _fits(axes: Any, frame: pd.DataFrame) -> bool:
-    """Whether names stand beside their lines already."""
-    return bool(axes.texts)
-
-
-def draw_panel(axes: Any, frame: pd.DataFrame, styles: dict[str, dict[str, Any]], options: Any) -> None:
-    """Lines with bands, and each name beside its last point."""
+def draw_panel(
+    axes: Any, frame: pd.DataFrame, styles: dict[str, dict[str, Any]], options: Any, whole: pd.DataFrame | None = None
+) -> None:
+    """Lines with bands. Alone, each name stands beside its last point; ``whole`` is the frame of all panels."""
     every = [float(x) for x in np.sort(frame.x.unique())]
     if options.get("xlog", True):
         if _powers(every):
-            style.length_axis(axes, options.get("xlabel", "tokens"), every)
+            style.length_axis(axes, options.get("xlabel", "tokens"), every, most=6 if whole is None else 3)
         else:
             axes.set_xscale("log")
     elif all(x == int(x) for x in every):
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(options.get("xlabel", "tokens"))
-    if options.get("ylog", False):
+    # Values within one decade are easier to read on a plain axis.
+    ylog = options.get("ylog", False) and float(frame.value.max()) > 10 * float(frame.value.min())
+    if ylog:
         axes.set_yscale("log")
     ends: list[tuple[float, str, str]] = []
     for name, part in frame.groupby("series", sort=False):
@@ -96,13 +96,19 @@ def draw_panel(axes: Any, frame: pd.DataFrame, styles: dict[str, dict[str, Any]]
         known = part.low.notna() & part.high.notna()
         if known.any():
             style.band(axes, part.x[known], part.low[known], part.high[known], look["color"])
+        if known.any() and len(part) == 1:
+            ends_of = [part.value - part.low, part.high - part.value]
+            axes.errorbar(part.x, part.value, yerr=ends_of, color=look["color"], fmt="none")
         ends.append((float(part.value.iloc[-1]), str(name), look["color"]))
     span = every[-1] / every[0] if options.get("xlog", True) else 1.0
     if span > 1:
         axes.set_xlim(every[0] / span**0.03, every[-1] * span**0.03)
-    if not options.get("ylog", False) and options.get("zero", True):
-        axes.set_ylim(min(0.0, float(frame.value.min())), None)
-    style.label_ends(axes, ends)
+    if not ylog and options.get("zero", True):
+        shown = frame if whole is None or options.get("own_scales", False) else whole
+        top = None if whole is None else 1.04 * float(shown[["value", "high"]].max().max())
+        axes.set_ylim(min(0.0, float(shown.value.min())), top)
+    if whole is None:
+        style.label_ends(axes, ends)
 
 
 def _powers(values: Sequence[float]) -> bool:

@@ -18,14 +18,14 @@ FAMILIES = {
     ),
     "sums to one, sparse": ("entmax", "sparsemax", "asentmax-theta", "asentmax"),
     "does not sum to one": ("rela", "diff-rela", "diff-softmax", "tra", "tda"),
-    "chosen by position": ("streaming-llm", "sparse-transformer", "landmark"),
+    "a choice of keys": ("streaming-llm", "h2o", "sparse-transformer", "landmark"),
 }  # fmt: skip
 NAMES = {
     "softmax": "softmax", "gated-softmax": "gated softmax", "ssmax": "SSMax", "adaptive-temperature": "adaptive temp.",
     "lssa": "LSSA", "dex": "DEX", "diff-softmax": "diff. softmax", "eta-logit": "ETA (logit)",
     "eta-weight": "ETA (weight)", "entmax": "1.5-entmax", "sparsemax": "sparsemax",
     "asentmax-theta": "ASEntmax (θ = 1)", "asentmax": "ASEntmax (start)", "rela": "ReLA", "diff-rela": "diff. ReLA",
-    "tra": "TRA", "tda": "TDA", "streaming-llm": "StreamingLLM", "sparse-transformer": "Sparse Transf.",
+    "tra": "TRA", "tda": "TDA", "streaming-llm": "StreamingLLM", "h2o": "H2O", "sparse-transformer": "Sparse Transf.",
     "landmark": "landmark",
 }  # fmt: skip
 LAWS = {"gaussian": "Gaussian", "uniform": "uniform", "laplace": "Laplace", "student-t3": "Student t, ν = 3",

@@ -12,22 +12,18 @@ import numpy as np
 from theory_lab.errors import InputError, StoreError
 from theory_lab.figures import style
 from theory_lab.figures.check_plot import validate_plot_file
+from theory_lab.figures.probe_tables import Heat, ProbeTables
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from theory_lab.probes.plan import ProbeResult
+    from theory_lab.reproduce.spec import Experiment
 
 _BLACK, _ORANGE, _BLUE, _RED, _SKY, _GREEN = "#000000", "#E69F00", "#0072B2", "#D55E00", "#56B4E9", "#009E73"
 _GRAY = "0.75"
 _VIEW_NAMES = {"": "difference", "_1": "view 1", "_2": "view 2"}
 _VIEW_STYLES = {"": (_BLACK, "o"), "_1": (_BLUE, "^"), "_2": (_ORANGE, "s")}
-_HEATS = (
-    ("g_sink_ratio_1", "gSinkRatio(1)", (0.0, 1.0)),
-    ("normalized_entropy", "entropy / log n", (0.0, 1.0)),
-    ("sparsity", "exact zeros", (0.0, 1.0)),
-    ("near_zero_0.001", "weights below 0.001", (0.0, 1.0)),
-)
 
 
 def validate_plot(path: str) -> None:
@@ -71,30 +67,28 @@ def plot_probe(result: ProbeResult, path: str) -> list[str]:
         If nothing can be written there, or there is nothing to draw.
     """
     validate_plot(path)
-    if not _drawable(result.rows):
+    tables = ProbeTables.of(result) if len(result.rows) else None
+    if tables is None or not (tables.has_sinks or tables.zeros() or "normalized_entropy" in result.rows):
         raise InputError("plot", path, "there is nothing to draw: pictures show sinks, sparsity and entropy")
     target = Path(path)
     if target.suffix.lower() in style.SUFFIXES and not target.is_dir():
-        _overview(result, str(target))
+        _overview(result, tables, str(target))
         return [str(target)]
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"plot: {path}; the folder cannot be made ({error.strerror or error})") from None
-    makers: dict[str, Callable[[ProbeResult, str], bool]] = {"sinks": _sinks, "layers": _layers, "heads": _heads}
+    makers: dict[str, Callable[[ProbeResult, ProbeTables, str], bool]] = {
+        "sinks": _sinks,
+        "layers": _layers,
+        "heads": _heads,
+    }
     written = []
     for name, draw in makers.items():
         file = str(target / f"{name}.png")
-        if draw(result, file):
+        if draw(result, tables, file):
             written.append(file)
     return written
-
-
-def _drawable(rows: pd.DataFrame) -> bool:
-    if rows.empty:
-        return False
-    sinks = "g_sink_ratio_1" in rows and bool(rows.g_sink_ratio_1.notna().any())
-    return sinks or bool(_zero_columns(rows)) or "normalized_entropy" in rows
 
 
 def _about(result: ProbeResult) -> str:
@@ -122,42 +116,52 @@ def _save(figure: Any, path: str, result: ProbeResult) -> bool:
 
 
 @style.applied_large()
-def _overview(result: ProbeResult, path: str) -> None:
-    rows = result.rows
+def _overview(result: ProbeResult, tables: ProbeTables, path: str) -> None:
     figure = style.new_figure(11.5, 7.6)
     figure.suptitle(_title(result), x=0.01, ha="left")
-    grid = figure.subplots(2, 2)
-    panels = iter(grid.flat)
-    if "g_sink_ratio_1" in rows and rows.g_sink_ratio_1.notna().any():
-        _draw_sinks(next(panels), result)
-    if _zero_columns(rows):
-        _draw_zeros(next(panels), result)
-    for name, title, limits in [heat for heat in _HEATS if _worth(rows, heat[0])][:2]:
+    _panels(figure, tables)
+    _save(figure, path, result)
+
+
+def _panels(figure: Any, tables: ProbeTables) -> None:
+    """Four panels: sinks, zeros and two maps of heads, as far as they were measured."""
+    panels = iter(figure.subplots(2, 2).flat)
+    if tables.has_sinks:
+        _draw_sinks(next(panels), tables)
+    if tables.zeros():
+        _draw_zeros(next(panels), tables)
+    for heat in tables.heats(2):
         axes = next(panels, None)
         if axes is not None:
-            _draw_heat(figure, axes, result, name, title, limits)
+            _draw_heat(figure, axes, tables, heat)
     for axes in panels:
         axes.set_axis_off()
-    _save(figure, path, result)
+
+
+def draw_overview(frame: pd.DataFrame, experiment: Experiment) -> Any:
+    """The overview of an experiment's rows, those of :meth:`ProbeTables.frame`, for a page."""
+    options = experiment.options
+    figure = style.new_figure(options.get("width", "double"), options.get("height", 4.8))
+    _panels(figure, ProbeTables.from_frame(frame))
+    return figure
 
 
 # ---- sinks against length --------------------------------------------------------------------------------------------
 
 
 @style.applied_large()
-def _sinks(result: ProbeResult, path: str) -> bool:
-    if "g_sink_ratio_1" not in result.rows or not result.rows.g_sink_ratio_1.notna().any():
+def _sinks(result: ProbeResult, tables: ProbeTables, path: str) -> bool:
+    if not tables.has_sinks:
         return False
     figure = style.new_figure(6.4, 4.6)
-    _draw_sinks(figure.subplots(), result, title=_title(result))
+    _draw_sinks(figure.subplots(), tables, title=_title(result))
     return _save(figure, path, result)
 
 
-def _draw_sinks(axes: Any, result: ProbeResult, title: str = "") -> None:
+def _draw_sinks(axes: Any, tables: ProbeTables, title: str = "") -> None:
     """gSinkRatio(1) of every layer and of the model, beside equal weights."""
-    layers = _measure(result.summary(by_layer=True), "g_sink_ratio_1")
-    model = _measure(result.summary(), "g_sink_ratio_1")
-    uniform = result.rows.groupby("length").g_sink_uniform_1.mean()
+    layers, model = tables.measure("g_sink_ratio_1", by_layer=True), tables.measure("g_sink_ratio_1")
+    uniform = tables.measure("g_sink_uniform_1").set_index("length").estimate
     single = len(model) == 1
     for index, (_, part) in enumerate(layers.groupby("layer")):
         label = "each layer" if index == 0 else None
@@ -193,76 +197,65 @@ def _draw_sinks(axes: Any, result: ProbeResult, title: str = "") -> None:
 # ---- layers ----------------------------------------------------------------------------------------------------------
 
 
-def _zero_columns(rows: pd.DataFrame) -> list[str]:
-    """Columns of zeros that say something: exact ones if there are any, near ones else."""
-    exact = [c for c in ("sparsity", "sparsity_1", "sparsity_2") if c in rows]
-    if any((rows[c] > 0).any() for c in exact):
-        return exact
-    return sorted((c for c in rows.columns if c.startswith("near_zero_") and c[-2:] not in ("_1", "_2")), reverse=True)
-
-
 @style.applied_large()
-def _layers(result: ProbeResult, path: str) -> bool:
-    rows = result.rows
-    maxima = [c for c in ("max_abs", "max_abs_1", "max_abs_2") if c in rows]
-    panels: list[Callable[[Any, ProbeResult], None]] = []
-    if _zero_columns(rows):
+def _layers(result: ProbeResult, tables: ProbeTables, path: str) -> bool:
+    measured = set(tables.layers.measure)
+    panels: list[Callable[[Any, ProbeTables], None]] = []
+    if tables.zeros():
         panels.append(_draw_zeros)
-    if "normalized_entropy" in rows:
+    if "normalized_entropy" in measured:
         panels.append(_draw_entropy)
-    if len(maxima) > 1:
+    if measured & {"max_abs_1", "max_abs_2"}:
         panels.append(_draw_maxima)
     if not panels:
         return False
     figure = style.new_figure(0.6 + 5.0 * len(panels), 4.2)
     figure.suptitle(_title(result), x=0.01, ha="left")
     for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
-        draw(axes, result)
+        draw(axes, tables)
     return _save(figure, path, result)
 
 
-def _draw_zeros(axes: Any, result: ProbeResult) -> None:
-    columns = _zero_columns(result.rows)
-    exact = columns[0].startswith("sparsity")
-    longest = max(result.plan.lengths)
+def _draw_zeros(axes: Any, tables: ProbeTables) -> None:
+    measures = tables.zeros()
+    exact = measures[0].startswith("sparsity")
     lines = []
-    for index, name in enumerate(columns):
+    for index, name in enumerate(measures):
         if exact:
             view = name.removeprefix("sparsity")
             color, marker = _VIEW_STYLES[view]
-            label = _VIEW_NAMES[view] if len(columns) > 1 else "exact zeros"
+            label = _VIEW_NAMES[view] if len(measures) > 1 else "exact zeros"
         else:
             color, marker = ((_BLUE, "o"), (_ORANGE, "s"), (_GREEN, "^"), (_RED, "D"))[index % 4]
             label = f"below {name.removeprefix('near_zero_')}"
         lines.append((name, label, color, marker))
-    _by_layer(axes, result, lines, longest)
+    _by_layer(axes, tables, lines, tables.longest)
     axes.set_ylim(-0.03, 1.03)
-    axes.set_ylabel("share of the entries that a row may see")
-    axes.set_title(f"{'Exact' if exact else 'Near'} zeros by layer, T = {longest:,}", loc="left")
+    axes.set_ylabel("share of visible entries")
+    axes.set_title(f"{'Exact' if exact else 'Near'} zeros by layer, T = {tables.longest:,}", loc="left")
 
 
-def _draw_entropy(axes: Any, result: ProbeResult) -> None:
-    lengths = sorted(result.rows.length.unique())
+def _draw_entropy(axes: Any, tables: ProbeTables) -> None:
+    lengths = sorted(tables.model.length.unique())
     chosen = lengths if len(lengths) <= 2 else [lengths[0], lengths[-1]]
     styles = ((_SKY, "o"), (_BLACK, "s"))
     for length, (color, marker) in zip(chosen, styles[-len(chosen) :], strict=True):
-        _by_layer(axes, result, [("normalized_entropy", f"T = {length:,}", color, marker)], length)
+        _by_layer(axes, tables, [("normalized_entropy", f"T = {length:,}", color, marker)], length)
     axes.set_ylim(-0.03, 1.03)
     axes.set_ylabel("mean of H / log n over rows and heads")
     axes.set_title("Normalized entropy by layer", loc="left")
 
 
-def _draw_maxima(axes: Any, result: ProbeResult) -> None:
+def _draw_maxima(axes: Any, tables: ProbeTables) -> None:
     lines = [("max_abs" + view, f"|{_VIEW_NAMES[view]}|", *_VIEW_STYLES[view]) for view in ("_1", "_2", "")]
-    _by_layer(axes, result, lines, max(result.plan.lengths))
+    _by_layer(axes, tables, lines, tables.longest)
     axes.set_ylabel("largest weight of any head and text")
-    axes.set_title(f"Largest weights by layer, T = {max(result.plan.lengths):,}", loc="left")
+    axes.set_title(f"Largest weights by layer, T = {tables.longest:,}", loc="left")
 
 
-def _by_layer(axes: Any, result: ProbeResult, lines: list[tuple[str, str, str, str]], length: int) -> None:
-    table = result.summary(by_layer=True)
+def _by_layer(axes: Any, tables: ProbeTables, lines: list[tuple[str, str, str, str]], length: int) -> None:
     for name, label, color, marker in lines:
-        part = _measure(table, name)
+        part = tables.measure(name, by_layer=True)
         part = part[part.length == length]
         low = (part.estimate - part.ci_low).fillna(0).clip(lower=0)
         high = (part.ci_high - part.estimate).fillna(0).clip(lower=0)
@@ -270,24 +263,20 @@ def _by_layer(axes: Any, result: ProbeResult, lines: list[tuple[str, str, str, s
                       capsize=2, elinewidth=0.9, label=label)  # fmt: skip
     axes.set_xlabel("layer")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    if table.layer.nunique() == 1:
-        axes.set_xticks(table.layer.unique())
+    if tables.layers.layer.nunique() == 1:
+        axes.set_xticks(tables.layers.layer.unique())
     axes.legend(frameon=False)
 
 
 # ---- heads -----------------------------------------------------------------------------------------------------------
 
 
-def _worth(rows: pd.DataFrame, name: str) -> bool:
-    return bool(name in rows and rows[name].notna().any() and not (rows[name].fillna(0) == 0).all())
-
-
 @style.applied_large()
-def _heads(result: ProbeResult, path: str) -> bool:
-    shown = [heat for heat in _HEATS if _worth(result.rows, heat[0])][:3]
+def _heads(result: ProbeResult, tables: ProbeTables, path: str) -> bool:
+    shown = tables.heats(3)
     if not shown:
         return False
-    layers, heads = result.rows.layer.nunique(), result.rows["head"].nunique()
+    layers, heads = tables.heads.layer.nunique(), tables.heads["head"].nunique()
     wide = layers >= heads
     x, y = (layers, heads) if wide else (heads, layers)
     if wide:
@@ -296,27 +285,19 @@ def _heads(result: ProbeResult, path: str) -> bool:
     else:
         figure = style.new_figure(max(3.2, 1.6 + 0.21 * x) * len(shown), max(3.0, 1.0 + 0.17 * y))
         grid = figure.subplots(1, len(shown), squeeze=False)
-    figure.suptitle(f"{_title(result)}, T = {max(result.plan.lengths):,}", x=0.01, ha="left")
-    for axes, (name, title, limits) in zip(grid.flat, shown, strict=True):
-        _draw_heat(figure, axes, result, name, title, limits, wide=wide)
+    figure.suptitle(f"{_title(result)}, T = {tables.longest:,}", x=0.01, ha="left")
+    for axes, heat in zip(grid.flat, shown, strict=True):
+        _draw_heat(figure, axes, tables, heat, wide=wide)
     return _save(figure, path, result)
 
 
-def _draw_heat(
-    figure: Any,
-    axes: Any,
-    result: ProbeResult,
-    name: str,
-    title: str,
-    limits: tuple[float, float],
-    wide: bool = True,
-) -> None:
+def _draw_heat(figure: Any, axes: Any, tables: ProbeTables, heat: Heat, wide: bool = True) -> None:
     """Heads by layers, averaged over texts; a hatched cell has no value (a dead head)."""
-    rows = result.rows
-    part = rows[rows.length == rows.length.max()]
-    table = part.pivot_table(index="head", columns="layer", values=name, aggfunc="mean", dropna=False)
+    name, title, limits = heat
+    part = tables.heads[tables.heads.measure == name]
+    table = part.pivot(index="head", columns="layer", values="estimate")
     values = table.to_numpy(float)
-    along, across = table.columns.to_numpy(), table.index.to_numpy()
+    along, across = table.columns.to_numpy(int), table.index.to_numpy(int)
     names = ("layer", "head")
     if not wide:
         values, along, across, names = values.T, across, along, names[::-1]
@@ -337,7 +318,3 @@ def _draw_heat(
     figure.colorbar(mesh, ax=axes, fraction=0.04, pad=0.015)
     for spine in axes.spines.values():
         spine.set_visible(False)
-
-
-def _measure(table: pd.DataFrame, name: str) -> pd.DataFrame:
-    return table[table.measure == name].sort_values("length")

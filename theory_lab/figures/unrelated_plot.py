@@ -11,9 +11,13 @@ import numpy as np
 from theory_lab.errors import StoreError
 from theory_lab.figures import style
 from theory_lab.figures.probe_plot import model_name, validate_plot
+from theory_lab.figures.unrelated_tables import GRID, unrelated_frame
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from theory_lab.probes.unrelated import UnrelatedResult
+    from theory_lab.reproduce.spec import Experiment
 
 
 def plot_unrelated(result: UnrelatedResult, path: str) -> list[str]:
@@ -38,31 +42,40 @@ def plot_unrelated(result: UnrelatedResult, path: str) -> list[str]:
 
 @style.applied_large()
 def _draw(result: UnrelatedResult, path: str) -> None:
-    d = result.head_dim
     figure = style.new_figure(11.5, 7.8)
     figure.suptitle(
-        f"{model_name(result.model)}: cosines of unrelated tokens, d = {d}, T = {result.length:,}, "
+        f"{model_name(result.model)}: cosines of unrelated tokens, d = {result.head_dim}, T = {result.length:,}, "
         f"{len(result.texts)} texts",
         x=0.01, ha="left",
     )  # fmt: skip
-    grid = figure.subplots(2, 2)
-    scores = result.samples.astype(float) * math.sqrt(d)
-    means = result.rows["mean"].to_numpy().reshape(scores.shape[:2])[:, :, None, None] * math.sqrt(d)
-    colors = _draw_tails(grid[0][0], result, scores, "As they are")
-    _draw_tails(grid[0][1], result, scores - means, "Less each head's mean")
-    grid[0][0].set_ylabel("P(X sqrt(d) > t)")
-    grid[0][0].legend(frameon=False, loc="lower left")
-    bar = figure.colorbar(colors, ax=grid[0][1], fraction=0.04, pad=0.015)
-    bar.set_label("layer")
-    _draw_heads(figure, grid[1][0], result, result.rows.proxy.to_numpy() * d, "Variance proxy x d; 1 is sigma = 1", 1.0)
-    survivors = result.rows.survivors.to_numpy()
-    allowed = f"Survivors a row, beta = {result.beta:g}; {result.kappa:g} is allowed"
-    _draw_heads(figure, grid[1][1], result, survivors, allowed, result.kappa)
+    _panels(figure, unrelated_frame(result))
     about = f"{model_name(result.model)}, unrelated tokens of {', '.join(result.texts)}"
     style.save(figure, path, {"title": f"{model_name(result.model)}: unrelated tokens", "description": about})
 
 
-def _draw_tails(axes: Any, result: UnrelatedResult, scores: Any, title: str) -> Any:
+def draw_unrelated(frame: pd.DataFrame, experiment: Experiment) -> Any:
+    """Tails of every layer, proxies and survivors of every head, for a page."""
+    options = experiment.options
+    figure = style.new_figure(options.get("width", "double"), options.get("height", 4.8))
+    _panels(figure, frame)
+    return figure
+
+
+def _panels(figure: Any, frame: pd.DataFrame) -> None:
+    beta, kappa = float(frame.beta.iloc[0]), float(frame.kappa.iloc[0])
+    grid = figure.subplots(2, 2)
+    colors = _draw_tails(grid[0][0], frame, "tail", "As they are")
+    _draw_tails(grid[0][1], frame, "centered tail", "Less each head's mean")
+    grid[0][0].set_ylabel("P(X sqrt(d) > t)")
+    grid[0][0].legend(frameon=False, loc="lower left")
+    bar = figure.colorbar(colors, ax=grid[0][1], fraction=0.04, pad=0.015)
+    bar.set_label("layer")
+    _draw_heads(figure, grid[1][0], frame, "proxy", "Variance proxy x d; 1 is sigma = 1", 1.0)
+    allowed = f"Survivors a row, beta = {beta:g}; {kappa:g} is allowed"
+    _draw_heads(figure, grid[1][1], frame, "survivors", allowed, kappa)
+
+
+def _draw_tails(axes: Any, frame: pd.DataFrame, quantity: str, title: str) -> Any:
     """Survival functions of every layer's heads pooled, beside the Gaussian's and the spherical law's."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
@@ -70,39 +83,38 @@ def _draw_tails(axes: Any, result: UnrelatedResult, scores: Any, title: str) -> 
 
     from theory_lab.noise import Scale, get_family
 
-    d = result.head_dim
-    norm = Normalize(min(result.layers), max(max(result.layers), min(result.layers) + 1))
+    part = frame[frame.quantity == quantity]
+    d = int(frame.head_dim.iloc[0])
+    low, high = int(part.layer.min()), int(part.layer.max())
+    norm = Normalize(low, max(high, low + 1))
     shades = colormaps["viridis"]
-    t = np.linspace(-3.0, 8.0, 441)
-    lowest = 3.0 / scores[0].size
-    for layer, part in zip(result.layers, scores, strict=True):
-        x = np.sort(part.reshape(-1))
-        above = 1.0 - np.searchsorted(x, t, side="right") / x.size
-        axes.plot(t, np.where(above >= lowest, above, np.nan), color=shades(norm(layer)), lw=0.9, alpha=0.9)
+    for layer in part.layer.unique():
+        line = part[part.layer == layer]
+        axes.plot(line.x, line.estimate, color=shades(norm(layer)), lw=0.9, alpha=0.9)
     for family, dash, label in (("gaussian", "--", "Gaussian, proxy 1/d"), ("spherical", ":", "spherical law")):
         law = get_family(family).scaled(Scale(1.0 / d, d))
-        axes.plot(t, law.sf(t / math.sqrt(d)), color="black", ls=dash, lw=1.8, label=label, zorder=5)
+        axes.plot(GRID, law.sf(GRID / math.sqrt(d)), color="black", ls=dash, lw=1.8, label=label, zorder=5)
     axes.set_yscale("log")
-    axes.set_ylim(lowest, 1.3)
-    axes.set_xlim(-3.0, 8.0)
+    axes.set_ylim(0.8 * float(part.estimate.min()), 1.3)
+    axes.set_xlim(GRID[0], GRID[-1])
     axes.set_xlabel("t")
     axes.set_title(title, loc="left")
     return ScalarMappable(norm, shades)
 
 
-def _draw_heads(figure: Any, axes: Any, result: UnrelatedResult, values: Any, title: str, middle: float) -> None:
+def _draw_heads(figure: Any, axes: Any, frame: pd.DataFrame, quantity: str, title: str, middle: float) -> None:
     """Heads by layers; blue below the middle, red above it, on a logarithmic scale."""
     from matplotlib.colors import LogNorm
 
-    heads = sorted(result.rows["head"].unique())
-    table = values.reshape(len(result.layers), len(heads)).T
+    table = frame[frame.quantity == quantity].pivot(index="head", columns="layer", values="estimate")
+    heads, layers, values = table.index.astype(int), table.columns.astype(int), table.to_numpy(float)
     # Symmetric about the middle, three decades at most either way.
-    reach = max(middle / max(float(np.min(table)), middle / 1e3), float(np.max(table)) / middle, 1.5)
+    reach = max(middle / max(float(np.min(values)), middle / 1e3), float(np.max(values)) / middle, 1.5)
     reach = min(reach, 1e3)
-    x, y = np.arange(len(result.layers) + 1), np.arange(len(heads) + 1)
-    mesh = axes.pcolormesh(x, y, np.clip(table, middle / reach, middle * reach), cmap="RdBu_r",
+    x, y = np.arange(len(layers) + 1), np.arange(len(heads) + 1)
+    mesh = axes.pcolormesh(x, y, np.clip(values, middle / reach, middle * reach), cmap="RdBu_r",
                            norm=LogNorm(middle / reach, middle * reach), edgecolors="white", linewidth=0.3)  # fmt: skip
-    for place, labels in ((axes.set_xticks, list(result.layers)), (axes.set_yticks, heads)):
+    for place, labels in ((axes.set_xticks, layers), (axes.set_yticks, heads)):
         step = max(1, -(-len(labels) // 16))
         place(np.arange(0, len(labels), step) + 0.5, [str(v) for v in labels[::step]])
     axes.set_xlabel("layer")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _CHECK = ("theory_lab.runner", "theory_lab.cases", "theory_lab.claims", "theory_lab.estimation", "theory_lab.noise")
 
 
+_PROBE = ("theory_kernels.statistics",)
+
+
 def _check_code(settings: Mapping[str, Any]) -> tuple[str, ...]:
     papers = {claim.split("-")[0] for claim in settings["claims"]}
     real = any(name.startswith("model:") for name in settings.get("noise", ()))
@@ -183,7 +186,7 @@ KINDS: dict[str, Kind] = {
             },
             ("model", "lengths", "as", "measures"),
             ("probe",),
-            code=lambda settings: ("theory_lab.probes.probing", "theory_kernels.statistics"),
+            code=lambda settings: (*_PROBE, "theory_lab.probes.probing"),
             need=_lazy("theory_lab.reproduce.compute.probe:need"),
         ),
         Kind(
@@ -192,8 +195,35 @@ KINDS: dict[str, Kind] = {
             {"model": "text", "tokens": "whole", "lengths": "wholes"},
             ("model", "tokens", "lengths"),
             ("tails",),
-            code=lambda settings: ("theory_lab.probes.unrelated", "theory_kernels.statistics"),
+            code=lambda settings: (*_PROBE, "theory_lab.probes.unrelated"),
             need=_lazy("theory_lab.reproduce.compute.tails:need"),
+        ),
+        Kind(
+            "overview",
+            "theory_lab.reproduce.compute.overview:compute",
+            {"model": "text", "lengths": "wholes", "as": "texts", "windows": "whole", "layers": "wholes"},
+            ("model", "lengths"),
+            ("overview",),
+            code=lambda settings: (*_PROBE, "theory_lab.probes.probing", "theory_lab.figures.probe_tables"),
+            need=_lazy("theory_lab.reproduce.compute.overview:need"),
+        ),
+        Kind(
+            "unrelated",
+            "theory_lab.reproduce.compute.overview:compute_unrelated",
+            {"model": "text", "tokens": "whole"},
+            ("model", "tokens"),
+            ("unrelated",),
+            code=lambda settings: (*_PROBE, "theory_lab.probes.unrelated", "theory_lab.figures.unrelated_tables"),
+            need=_lazy("theory_lab.reproduce.compute.overview:need"),
+        ),
+        Kind(
+            "costs",
+            "theory_lab.reproduce.compute.costs:compute",
+            {"dtype": "text", "heads": "whole", "bytes": "whole"},
+            ("dtype", "heads", "bytes"),
+            ("curves",),
+            need=_lazy("theory_lab.reproduce.compute.costs:need"),
+            inputs=_lazy("theory_lab.reproduce.compute.costs:inputs"),
         ),
         Kind(
             "record",
@@ -230,7 +260,13 @@ DRAWINGS: dict[str, Drawing] = {
         Drawing("speed", "theory_lab.figures.speed_plot:draw_speed", _COMMON),
         Drawing("probe", "theory_lab.figures.curves_plot:draw_probe", {**_COMMON, **_AXES}),
         Drawing("tails", "theory_lab.figures.tails_plot:draw_tails", _COMMON),
-        Drawing("curves", "theory_lab.figures.curves_plot:draw_curves", {**_COMMON, **_AXES, "level": "text"}),
+        Drawing("overview", "theory_lab.figures.probe_plot:draw_overview", _COMMON),
+        Drawing("unrelated", "theory_lab.figures.unrelated_plot:draw_unrelated", _COMMON),
+        Drawing(
+            "curves",
+            "theory_lab.figures.curves_plot:draw_curves",
+            {**_COMMON, **_AXES, "level": "text", "own_scales": "flag"},
+        ),
         Drawing(
             "map",
             "theory_lab.figures.map_plot:draw_map",

@@ -153,14 +153,14 @@ def spread(heights: Sequence[float], step: float) -> list[float]:
     return [height + shift for height in placed]
 
 
-def length_axis(axes: Any, label: str, lengths: Sequence[float]) -> None:
-    """A logarithmic axis of lengths with ticks at powers of two that can be read."""
+def length_axis(axes: Any, label: str, lengths: Sequence[float], most: int = 6) -> None:
+    """A logarithmic axis of lengths with ticks at powers of two that can be read, about ``most`` of them."""
     import math
 
     axes.set_xscale("log", base=2)
     axes.set_xlabel(label)
     low, high = math.log2(min(lengths)), math.log2(max(lengths))
-    step = max(1, math.ceil((high - low) / 6))
+    step = max(1, math.ceil((high - low) / most))
     powers = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1, step)
     axes.set_xticks([2.0**k for k in powers], [power_text(k) for k in powers])
     axes.minorticks_off()

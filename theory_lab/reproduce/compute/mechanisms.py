@@ -2,6 +2,7 @@
 
 Every law has unit variance. Mechanisms that compare logits see ``scale`` times the draws, those that compare cosines
 see the same draws over sqrt(d), d = 64. All mechanisms of a row share its draws, so that their difference is theirs.
+Each is one row's function but H2O, whose cache is simulated (:mod:`theory_lab.reproduce.compute.h2o`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from theory_lab.errors import hint
 from theory_lab.phase import HEAD_DIM, LAWS
+from theory_lab.reproduce.compute import h2o
 from theory_lab.streams import Streams, cell_digest
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tra": {"beta": 1.0},
     "tda": {"beta": 1.0, "lam": 0.5},
     "streaming-llm": {},
+    "h2o": {"heavy": h2o.HEAVY, "recent": h2o.RECENT},
     "sparse-transformer": {},
     "landmark": {},
 }
@@ -116,8 +119,8 @@ def _cell(
 
     digest = cell_digest({"mechanisms": law, "length": n, "planted": planted}, seed)
     draws: list[list[np.ndarray]] = []
-    for row in range(rows):
-        streams = Streams(digest, row)
+    every = [Streams(digest, row) for row in range(rows)]
+    for streams in every:
         draws.append([LAWS[law](streams[i], n) for i in range(2)])
         if planted is not None:
             for view in draws[-1]:
@@ -128,7 +131,10 @@ def _cell(
     found = []
     for name, mechanism in made.items():
         views = cosines if mechanism.cosine else logits
-        weights = _weights(mechanism, views[: mechanism.views])
+        if name == "h2o":
+            weights = torch.from_numpy(h2o.last_row_weights(stacked[0] / scale, LAWS[law], every, scale))
+        else:
+            weights = _weights(mechanism, views[: mechanism.views])
         values, dead = _statistics(weights.abs(), n, None if planted is None else n // 2)
         for statistic, each in values.items():
             estimate, low, high = student(each)
