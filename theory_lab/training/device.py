@@ -36,18 +36,18 @@ def prepare(settings: TrainSettings) -> tuple[Accelerator, TrainSettings]:
         raise InputError("device", device, "auto, cpu, cuda or cuda:N is allowed")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
             raise InputError("device", device, "no GPU is visible to PyTorch here; cpu is allowed")
         if ":" in device:
-            if several:
+            if world > 1:
                 raise InputError("device", device, "cuda is allowed under torchrun, which gives each process its own")
             index = int(device.split(":")[1])
             if index >= torch.cuda.device_count():
                 raise InputError("device", device, f"{torch.cuda.device_count()} such devices are here, counted from 0")
             torch.cuda.set_device(index)
-    if not several and PartialState._shared_state:
+    if PartialState._shared_state and (world == 1 or PartialState().num_processes != world):
         # accelerate keeps the first choice of a process for ever; another run of it may choose another device.
         AcceleratorState._reset_state(reset_partial_state=True)
     # Mixed precision is ours: accelerate's copies the logits to float32 on their way out.

@@ -84,7 +84,8 @@ def read(path: Path, name: str) -> Preset:
     train = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     # A corpus stands in for the user's, so that everything else is checked now.
     try:
-        TrainSettings(**{"corpus": None if "task" in train else ".", **train})
+        everything: dict[str, Any] = {"corpus": None if "task" in train else ".", **train}
+        TrainSettings(**everything)
     except InputError as error:
         raise InputError(str(path), f"{error.field} {error.value}", error.allowed) from None
     return Preset(name, data["title"], data["source"], train)
