@@ -216,6 +216,9 @@ def sweep(bench: Bench, cache: Cache, density: float) -> None:
         launch.SPAN, old = span, launch.SPAN
         ours(bench, cache, k, bounds, density, "scattered", "sweep", False, f"span {span}")
         launch.SPAN = old
+    launch.EARLY, old = not launch.EARLY, launch.EARLY
+    ours(bench, cache, k, bounds, density, "scattered", "sweep", True, f"early launch {not old}")
+    launch.EARLY = old
 
 
 def updates(bench: Bench, cache: Cache) -> None:

@@ -22,6 +22,8 @@ _KINDS = {"norm": 1, "minmax": 2, "ball": 3, "cap": 4}
 _UNITS = 1024
 # Blocks that one program of the screen looks at at most, and parts that one step of the sum joins.
 SCREEN_COUNT, SPAN = 64, 32
+# Launch each kernel while the one before still runs (programmatic dependent launch).
+EARLY = False
 
 
 class Options(NamedTuple):
@@ -110,6 +112,7 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
         # float32 products are three tf32 products.
         "PREC": "tf32x3" if q1.dtype == torch.float32 else "tf32", "BLOCK": problem.block,
     }  # fmt: skip
+    early = {"EARLY": True, "launch_pdl": True} if EARLY and not INTERPRETED else {"EARLY": False}
     queries = (*q1.stride()[:3], *q2.stride()[:3])
     bounds = [x.bounds for x in views]
     kept = [_tensors(x, totals) for x in (bounds[0], bounds[-1])]
@@ -117,11 +120,11 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
         screen_kernel[(units * tiles,)](
             q1, q2, tau, lengths, *kept[0], *kept[1], found, counts, g, h, t, paging.capacity, rows, row_blocks, blocks,
             tiles, *queries, *tau.stride(), problem.scale, COUNT=count,
-            KIND=0 if bounds[0] is None else _KINDS[bounds[0].kind], ULP=ULP, **flags, num_warps=4,
+            KIND=0 if bounds[0] is None else _KINDS[bounds[0].kind], ULP=ULP, **flags, **early, num_warps=4,
         )  # fmt: skip
         pack_kernel[(units * tiles,)](
             found, counts, packed, totals, blocks, tiles, COUNT=count,
-            CHUNK=min(256, triton.next_power_of_2(tiles)), num_warps=2,
+            CHUNK=min(256, triton.next_power_of_2(tiles)), **early, num_warps=2,
         )  # fmt: skip
     else:
         totals.zero_()
@@ -135,13 +138,13 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
         peak, mass, alive, units, g, h, t, paging.capacity, rows, row_blocks, blocks, paging.page_size,
         table.shape[-1], programs, *queries, *k1.stride()[:3], *k2.stride()[:3], *v.stride()[:3], *tau.stride(),
         problem.scale, BN=chosen.keys, POWER=problem.power, PAGED=paged, WIDE=v.dtype == torch.float16 and not
-        problem.softmax, **flags, **shared, num_warps=chosen.warps, num_stages=stages,
+        problem.softmax, **flags, **shared, **early, num_warps=chosen.warps, num_stages=stages,
     )  # fmt: skip
     eps = problem.rms_eps
     combine_kernel[(units * per,)](
         sums, peak, mass, alive, totals, out, *((alive,) * 3 if stats is None else (stats[1], stats[2], stats[0])),
         units, g, h, t, rows, row_blocks, programs, 0.0 if eps is None else eps, BM=chosen.rows, SPAN=SPAN,
-        RMS=eps is not None, UPCAST=INTERPRETED, **shared, num_warps=4,
+        RMS=eps is not None, UPCAST=INTERPRETED, **shared, **early, num_warps=4,
     )  # fmt: skip
     if stats is None:
         return out, None

@@ -21,6 +21,14 @@ SIZES = [
 
 
 @triton.jit
+def wait_for_predecessor(EARLY: tl.constexpr):
+    """With ``EARLY`` a kernel is launched while the one before still runs: wait here until that has finished."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def cache_rows(
     X, TABLE, start, stop, page_stride, row_stride, PAGE_SIZE, cols, D: tl.constexpr, DP: tl.constexpr,
     COUNT: tl.constexpr, PAGED: tl.constexpr,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..primitives import dot, narrow, rectified_power
-from .triton_cache import SIZES, cache_rows, query_rows, row_thresholds, unit_of
+from .triton_cache import SIZES, cache_rows, query_rows, row_thresholds, unit_of, wait_for_predecessor
 
 
 @triton.jit
@@ -50,8 +50,10 @@ def attend_kernel(
     vg, vs, tau_b, tau_h, tau_t, SCALE, D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, UB: tl.constexpr, VIEWS: tl.constexpr,
     SOFTMAX: tl.constexpr, POWER: tl.constexpr, RAGGED: tl.constexpr, PAGED: tl.constexpr,
-    NORMALIZE: tl.constexpr, COUNTED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    NORMALIZE: tl.constexpr, COUNTED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr,
+    EARLY: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
+    wait_for_predecessor(EARLY)
     index = tl.program_id(0)
     total = _all_blocks(TOTALS, UNITS, UB)
     low = (index.to(tl.int64) * total // PROGRAMS).to(tl.int32)
@@ -144,9 +146,10 @@ def attend_kernel(
 def combine_kernel(
     PARTS, PEAK, MASS, ALIVE, TOTALS, OUT, TOP, LSE, SURVIVORS, UNITS, G, H, T, ROWS, ROW_BLOCKS, PROGRAMS, EPS,
     E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, UB: tl.constexpr, SPAN: tl.constexpr,
-    SOFTMAX: tl.constexpr, RMS: tl.constexpr, COUNTED: tl.constexpr, UPCAST: tl.constexpr,
+    SOFTMAX: tl.constexpr, RMS: tl.constexpr, COUNTED: tl.constexpr, EARLY: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """One row of a unit a program: join its parts, in order."""
+    wait_for_predecessor(EARLY)
     per = tl.minimum(ROWS, BM)
     lane, unit = tl.program_id(0) % per, tl.program_id(0) // per
     row = (unit % ROW_BLOCKS) * BM + lane

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ..primitives import dot
-from .triton_cache import SIZES, query_rows, row_thresholds, unit_of
+from .triton_cache import SIZES, query_rows, row_thresholds, unit_of, wait_for_predecessor
 
 
 @triton.jit
@@ -70,9 +70,10 @@ def screen_kernel(
     ROW_BLOCKS, NB, TILES, qb1, qh1, qt1, qb2, qh2, qt2, tau_b, tau_h, tau_t, SCALE, D: tl.constexpr,
     DP: tl.constexpr, BM: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
     VIEWS: tl.constexpr, RAGGED: tl.constexpr, NORMALIZE: tl.constexpr, ULP: tl.constexpr, PREC: tl.constexpr,
-    UPCAST: tl.constexpr,
+    EARLY: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """COUNT blocks a program: those that may hold a survivor, in order, and how many."""
+    wait_for_predecessor(EARLY)
     tile, unit = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     b, g, head, token, exists = unit_of(unit, G, H, T, ROWS, ROW_BLOCKS, BM)
     length = S
@@ -104,8 +105,11 @@ def screen_kernel(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def pack_kernel(LISTS, COUNTS, PACKED, TOTALS, NB, TILES, COUNT: tl.constexpr, CHUNK: tl.constexpr):
+def pack_kernel(
+    LISTS, COUNTS, PACKED, TOTALS, NB, TILES, COUNT: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr
+):
     """Join the lists of a unit's tiles, in order."""
+    wait_for_predecessor(EARLY)
     tile, unit = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     before = tile * 0
     for first in range(0, tile, CHUNK):
