@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -170,10 +171,12 @@ def test_two_processes_compute_what_one_does(tiny, tmp_path: Path) -> None:
         if not child:
             try:
                 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
                 signal.alarm(100)
                 result = train(tiny(**shared, out=str(tmp_path / "two")))
                 os._exit(0 if result.record["processes"] == 2 else 3)
+            except BaseException:
+                traceback.print_exc()  # pytest shows it
             finally:
                 os._exit(1)
         children.append(child)
@@ -308,7 +311,8 @@ def test_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
     with pytest.raises(NotFinite) as caught:
         train(tiny(save_every=2, out=str(out)), progress=Poison())
     assert str(caught.value) == (
-        "loss: nan at step 6, in the weights of model.layers.1.mlp.down_proj.weight; the checkpoint after step 4 is kept"
+        "loss: nan at step 6, in the weights of model.layers.1.mlp.down_proj.weight; "
+        "the checkpoint after step 4 is kept"
     )
     assert [row[0] for row in losses(out)] == ["1", "2", "3", "4", "5"]
     assert not (out / "model.safetensors").exists()
