@@ -58,23 +58,21 @@ class HeadSums:
 
     def add(self, call: Any, shares: Mapping[int, Tensor] | None = None) -> None:
         """Add the AttentionStatistics of a call, and sums of shares (B, H) by 1-based key, always the same keys."""
-        visible = call.visible.double()
+        visible = call.visible
         seen, counted = visible > 0, visible > 1
-        normalized = call.entropy / torch.where(counted, visible, 2.0).log()  # a lone key has entropy 0
+        normalized = call.entropy / visible.double().clamp_min_(2.0).log_()  # a lone key has entropy 0
         rows = (visible, seen, counted, call.mass, seen & (call.mass == 0), call.entropy, normalized, call.support)
-        # One stacked sum: on a GPU, each small operation costs a launch.
-        sums = torch.stack([row.double() for row in rows]).sum(-1)
-        for name, value in zip(_ROW_SUMS, sums.unbind(), strict=True):
-            self._plus(name, value)
+        for name, row in zip(_ROW_SUMS, rows, strict=True):
+            self._plus(name, _total(row))
         self._most("maximum", call.maximum.amax(-1))
         self._near_zero("", call.near_zero)
         if call.survivors is not None:
             for number, view in enumerate(call.survivors, 1):
-                self._plus(f"survivors_{number}", view.double().sum(-1))
+                self._plus(f"survivors_{number}", _total(view))
         if call.consensus is not None:
-            self._plus("consensus", call.consensus.double().sum(-1))
+            self._plus("consensus", _total(call.consensus))
         for number, view in enumerate(call.views, 1):
-            self._plus(f"support_{number}", view.support.double().sum(-1))
+            self._plus(f"support_{number}", _total(view.support))
             self._most(f"maximum_{number}", view.maximum.amax(-1))
             self._near_zero(f"_{number}", view.near_zero)
         for key, share in (shares or {}).items():
@@ -177,6 +175,11 @@ class HeadSums:
                 found["top_key"] = (key + 1).double()
                 found["top_key_weight"] = top
         return found
+
+
+def _total(rows: Tensor) -> Tensor:
+    """Sum over rows in float64, without a copy of them."""
+    return rows.sum(-1, dtype=torch.float64)
 
 
 def stack(snapshots: Sequence[Vectors]) -> Tensor:

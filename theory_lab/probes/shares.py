@@ -63,12 +63,12 @@ def _by_head(value: Any, q: Tensor) -> Tensor:
 def _cosines(q: Tensor, k: Tensor, normalize: bool) -> Tensor:
     """Float64 (B, H, T, keys), multiplied in the tensors' type or float32, as the statistics are."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    q, k = q.to(wide), k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], 1)
+    k = k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], 1)
     if normalize:
         k = torch.nn.functional.normalize(k, dim=-1, eps=0.0).nan_to_num(0.0)
-    scores = (q @ k.transpose(-1, -2)).double()
+    scores = (q.to(wide) @ k.transpose(-1, -2)).double()
     if normalize:
-        norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True).double()
+        norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True, dtype=wide).double()
         scores = scores / torch.where(norm > 0, norm, 1.0)
     return scores
 
