@@ -6,6 +6,7 @@ Triton is imported only when a kernel is first used; everything here also runs i
 from .attention import differential_threshold_attention, threshold_attention
 from .counts import consensus_counts, survivor_counts
 from .decode import BlockBounds, DecodeStatistics, elastic_decode, make_block_bounds, update_block_bounds
+from .elastic import elastic_attention
 from .entmax_rows import entmax
 from .exceedance import Exceedances, Noise, exceedance_counts
 from .maps import SparseRows, pooled_map, row_normalizers, sparse_rows
@@ -23,6 +24,7 @@ __all__ = [
     "attention_statistics",
     "consensus_counts",
     "differential_threshold_attention",
+    "elastic_attention",
     "elastic_decode",
     "entmax",
     "exceedance_counts",

@@ -1,0 +1,286 @@
+"""Triton kernels of elastic attention. Imports triton: load this module lazily.
+
+The effective score (``m s``, or ``s + log m``, m = sigmoid(sharpness (s - tau))) is a function of one score and its
+row's threshold, so softmax runs online over tiles of keys as in plain attention. The backward has one kernel that owns
+rows (dQ, dtau, dsharpness) and one that owns keys (dK, dV), each summing in a fixed order: two runs agree bit for bit.
+``chunked.py`` writes the gradients out.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Arguments of jitted functions are pointers and tiles that Python has no types for.
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..attention.backward import _narrow_dot
+from ..primitives import SIZES, dot, load_rows, narrow, sequence
+
+# Values of PRUNE.
+SOFT, DROP, RENORMALIZE, EXACT = (tl.constexpr(i) for i in range(4))
+
+
+@triton.jit
+def mask_of(s, tau, slope):
+    """m, 1 - m and log m for m = sigmoid(slope (s - tau)), without overflow."""
+    x = slope * (s - tau)
+    e = tl.exp(-tl.abs(x))
+    m = tl.where(x >= 0.0, 1.0, e) / (1.0 + e)
+    rest = tl.where(x >= 0.0, e, 1.0) / (1.0 + e)
+    return m, rest, tl.minimum(x, 0.0) - tl.log(1.0 + e)
+
+
+@triton.jit
+def effective(s, tau, slope, WEIGHT: tl.constexpr, PRUNE: tl.constexpr):
+    if PRUNE == EXACT:
+        return s
+    m, _, log_m = mask_of(s, tau, slope)
+    return s + log_m if WEIGHT else m * s
+
+
+@triton.jit
+def slopes(s, tau, slope, WEIGHT: tl.constexpr, PRUNE: tl.constexpr):
+    """Derivatives of the effective score to s, tau and the sharpness."""
+    if PRUNE == EXACT:
+        return tl.zeros_like(s) + 1.0, tl.zeros_like(s), tl.zeros_like(s)
+    m, rest, _ = mask_of(s, tau, slope)
+    if WEIGHT:
+        return 1.0 + slope * rest, -slope * rest, (s - tau) * rest
+    bend = s * m * rest
+    return m + slope * bend, -slope * bend, (s - tau) * bend
+
+
+@triton.jit
+def _visible(keys, k_len, pos, CAUSAL: tl.constexpr):
+    seen = (keys < k_len)[None, :]
+    if CAUSAL:
+        seen = seen & (keys[None, :] <= pos[:, None])
+    return seen
+
+
+@triton.jit
+def _forward_tile(
+    acc, top, total, q, K, V, start, k_len, pos, cols, vcols, tau, slope, scale, D: tl.constexpr, DP: tl.constexpr,
+    E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WEIGHT: tl.constexpr, PRUNE: tl.constexpr,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    k = load_rows(K, start, k_len, cols, D, D, DP, BN, MASKED)
+    v = load_rows(V, start, k_len, vcols, E, E, EP, BN, MASKED)
+    s = scale * dot(q, tl.trans(k), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
+    y = effective(s, tau[:, None], slope, WEIGHT, PRUNE)
+    above = s >= tau[:, None]
+    if MASKED:
+        y = tl.where(_visible(start + tl.arange(0, BN), k_len, pos, CAUSAL), y, float("-inf"))
+    if PRUNE >= RENORMALIZE:
+        y = tl.where(above, y, float("-inf"))
+    higher = tl.maximum(top, tl.max(y, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    p = tl.exp(y - base[:, None])
+    shrink = tl.exp(top - base)
+    total = total * shrink + tl.sum(p, 1)
+    if PRUNE == DROP:
+        p = tl.where(above, p, 0.0)
+    acc = acc * shrink[:, None]
+    return dot(narrow(p, v.dtype, UPCAST), v, acc, PREC, UPCAST), higher, total
+
+
+@triton.jit(do_not_specialize=SIZES)
+def elastic_forward(
+    Q, K, V, TAU, SLOPE, OUT, LSE, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, BLOCKS, scale,
+    D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WEIGHT: tl.constexpr, PRUNE: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
+    PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    nh = pid // BLOCKS
+    # The last rows of a causal call see the most keys, so they come first.
+    block = BLOCKS - 1 - pid % BLOCKS
+    n, h = nh // H, nh % H
+    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
+    first = block * BM
+    if first >= q_len:
+        return
+    b = n * 0 if PACKED else n
+    row = (b * H + h).to(tl.int64) * T + q0
+    at = (b * G + h // (H // G)).to(tl.int64) * S + k0
+    rows, cols, vcols = first + tl.arange(0, BM), tl.arange(0, DP), tl.arange(0, EP)
+    pos = rows + off
+    q = load_rows(Q + row * D, first, q_len, cols, D, D, DP, BM, True)
+    tau = tl.load(TAU + row + rows, mask=rows < q_len, other=0.0)
+    slope = tl.load(SLOPE + h)
+    acc = tl.zeros([BM, EP], tl.float32)
+    top = tl.zeros([BM], tl.float32) + float("-inf")
+    total = tl.zeros([BM], tl.float32)
+    hi = k_len
+    full = k_len // BN
+    if CAUSAL:
+        hi = tl.minimum(k_len, tl.maximum(tl.minimum(first + BM, q_len) + off, 0))
+        full = tl.minimum(full, tl.maximum(first + off + 1, 0) // BN)
+    for j in range(full):
+        acc, top, total = _forward_tile(
+            acc, top, total, q, K + at * D, V + at * E, j * BN, k_len, pos, cols, vcols, tau, slope, scale, D, DP, E,
+            EP, BM, BN, WEIGHT, PRUNE, CAUSAL, False, PREC, UPCAST,
+        )  # fmt: skip
+    for j in tl.range(full, tl.cdiv(hi, BN), num_stages=1):
+        acc, top, total = _forward_tile(
+            acc, top, total, q, K + at * D, V + at * E, j * BN, k_len, pos, cols, vcols, tau, slope, scale, D, DP, E,
+            EP, BM, BN, WEIGHT, PRUNE, CAUSAL, True, PREC, UPCAST,
+        )  # fmt: skip
+    some = total > 0.0
+    safe = tl.where(some, total, 1.0)
+    out = acc / safe[:, None]
+    inside = (rows < q_len)[:, None] & (vcols < E)[None, :]
+    tl.store(OUT + (row + rows)[:, None] * E + vcols[None, :], narrow(out, OUT.dtype.element_ty, UPCAST), mask=inside)
+    lse = tl.where(some, tl.where(some, top, 0.0) + tl.log(safe), float("inf"))
+    tl.store(LSE + row + rows, lse, mask=rows < q_len)
+
+
+@triton.jit
+def _score_gradient(
+    s, dp, seen, tau, lse, delta, slope, WEIGHT: tl.constexpr, PRUNE: tl.constexpr, MASKED: tl.constexpr
+):
+    """p that values are weighed with, dy, and the slopes of y; tau, lse and delta broadcast to the scores."""
+    y = effective(s, tau, slope, WEIGHT, PRUNE)
+    above = s >= tau
+    if PRUNE >= RENORMALIZE:
+        y = tl.where(above, y, float("-inf"))
+    if MASKED:
+        y = tl.where(seen, y, float("-inf"))
+    p = tl.exp(y - lse)
+    if PRUNE == DROP:
+        dp = tl.where(above, dp, 0.0)
+    dy = p * (dp - delta)
+    if PRUNE == DROP:
+        p = tl.where(above, p, 0.0)
+    return p, dy
+
+
+@triton.jit
+def _query_tile(
+    dq, dtau, dslope, q, do, K, V, start, k_len, pos, cols, vcols, tau, lse, delta, slope, scale, D: tl.constexpr,
+    DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WEIGHT: tl.constexpr,
+    PRUNE: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    k = load_rows(K, start, k_len, cols, D, D, DP, BN, MASKED)
+    v = load_rows(V, start, k_len, vcols, E, E, EP, BN, MASKED)
+    s = scale * dot(q, tl.trans(k), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
+    dp = dot(do, tl.trans(v), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
+    seen = _visible(start + tl.arange(0, BN), k_len, pos, CAUSAL)
+    _, dy = _score_gradient(s, dp, seen, tau[:, None], lse[:, None], delta[:, None], slope, WEIGHT, PRUNE, MASKED)
+    by_s, by_tau, by_slope = slopes(s, tau[:, None], slope, WEIGHT, PRUNE)
+    dtau += tl.sum(dy * by_tau, 1)
+    dslope += tl.sum(dy * by_slope, 1)
+    return _narrow_dot(scale * dy * by_s, k, dq, PREC, WIDE, UPCAST), dtau, dslope
+
+
+@triton.jit(do_not_specialize=SIZES)
+def elastic_queries(
+    Q, K, V, DO, TAU, SLOPE, LSE, DELTA, DQ, DTAU, DSLOPE, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, BLOCKS, scale,
+    D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WEIGHT: tl.constexpr, PRUNE: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
+    PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    nh = pid // BLOCKS
+    block = BLOCKS - 1 - pid % BLOCKS
+    n, h = nh // H, nh % H
+    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
+    first = block * BM
+    if first >= q_len:
+        return
+    b = n * 0 if PACKED else n
+    row = (b * H + h).to(tl.int64) * T + q0
+    at = (b * G + h // (H // G)).to(tl.int64) * S + k0
+    rows, cols, vcols = first + tl.arange(0, BM), tl.arange(0, DP), tl.arange(0, EP)
+    pos = rows + off
+    there = rows < q_len
+    q = load_rows(Q + row * D, first, q_len, cols, D, D, DP, BM, True)
+    do = load_rows(DO + row * E, first, q_len, vcols, E, E, EP, BM, True)
+    tau = tl.load(TAU + row + rows, mask=there, other=0.0)
+    lse = tl.load(LSE + row + rows, mask=there, other=float("inf"))
+    delta = tl.load(DELTA + row + rows, mask=there, other=0.0)
+    slope = tl.load(SLOPE + h)
+    dq = tl.zeros([BM, DP], tl.float32)
+    dtau, dslope = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+    hi = k_len
+    full = k_len // BN
+    if CAUSAL:
+        hi = tl.minimum(k_len, tl.maximum(tl.minimum(first + BM, q_len) + off, 0))
+        full = tl.minimum(full, tl.maximum(first + off + 1, 0) // BN)
+    for j in range(full):
+        dq, dtau, dslope = _query_tile(
+            dq, dtau, dslope, q, do, K + at * D, V + at * E, j * BN, k_len, pos, cols, vcols, tau, lse, delta, slope,
+            scale, D, DP, E, EP, BM, BN, WEIGHT, PRUNE, CAUSAL, False, PREC, WIDE, UPCAST,
+        )  # fmt: skip
+    for j in tl.range(full, tl.cdiv(hi, BN), num_stages=1):
+        dq, dtau, dslope = _query_tile(
+            dq, dtau, dslope, q, do, K + at * D, V + at * E, j * BN, k_len, pos, cols, vcols, tau, lse, delta, slope,
+            scale, D, DP, E, EP, BM, BN, WEIGHT, PRUNE, CAUSAL, True, PREC, WIDE, UPCAST,
+        )  # fmt: skip
+    inside = there[:, None] & (cols < D)[None, :]
+    tl.store(DQ + (row + rows)[:, None] * D + cols[None, :], narrow(dq, DQ.dtype.element_ty, UPCAST), mask=inside)
+    tl.store(DTAU + row + rows, dtau, mask=there)
+    tl.store(DSLOPE + row + rows, dslope, mask=there)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def elastic_keys(
+    Q, K, V, DO, TAU, SLOPE, LSE, DELTA, DK, DV, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, BLOCKS, scale,
+    D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    WEIGHT: tl.constexpr, PRUNE: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
+    PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Everything transposed, (keys, rows), so that no tile has to change its layout in registers."""
+    pid = tl.program_id(0)
+    block = pid % BLOCKS
+    ng = pid // BLOCKS
+    n, g = ng // G, ng % G
+    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
+    first = block * BN
+    if first >= k_len:
+        return
+    b = n * 0 if PACKED else n
+    at = (b * G + g).to(tl.int64) * S + k0
+    keys, cols, vcols = first + tl.arange(0, BN), tl.arange(0, DP), tl.arange(0, EP)
+    k = load_rows(K + at * D, first, k_len, cols, D, D, DP, BN, True)
+    v = load_rows(V + at * E, first, k_len, vcols, E, E, EP, BN, True)
+    dk = tl.zeros([BN, DP], tl.float32)
+    dv = tl.zeros([BN, EP], tl.float32)
+    stop = tl.cdiv(q_len, BM)
+    low = n * 0
+    if CAUSAL:
+        low = tl.minimum(tl.maximum(first - off, 0) // BM, stop)
+    for r in range(H // G):
+        h = g * (H // G) + r
+        row = (b * H + h).to(tl.int64) * T + q0
+        slope = tl.load(SLOPE + h)
+        for i in range(low, stop):
+            rows = i * BM + tl.arange(0, BM)
+            there = rows < q_len
+            q = load_rows(Q + row * D, i * BM, q_len, cols, D, D, DP, BM, True)
+            do = load_rows(DO + row * E, i * BM, q_len, vcols, E, E, EP, BM, True)
+            tau = tl.load(TAU + row + rows, mask=there, other=0.0)
+            # An infinite sum keeps rows that do not exist, or see nothing, out.
+            lse = tl.load(LSE + row + rows, mask=there, other=float("inf"))
+            delta = tl.load(DELTA + row + rows, mask=there, other=0.0)
+            s = scale * dot(k, tl.trans(q), tl.zeros([BN, BM], tl.float32), PREC, UPCAST)
+            dp = dot(v, tl.trans(do), tl.zeros([BN, BM], tl.float32), PREC, UPCAST)
+            seen = (keys < k_len)[:, None]
+            if CAUSAL:
+                seen = seen & (keys[:, None] <= (rows + off)[None, :])
+            p, dy = _score_gradient(s, dp, seen, tau[None, :], lse[None, :], delta[None, :], slope, WEIGHT, PRUNE, True)
+            by_s, _, _ = slopes(s, tau[None, :], slope, WEIGHT, PRUNE)
+            dk = _narrow_dot(scale * dy * by_s, q, dk, PREC, WIDE, UPCAST)
+            dv = _narrow_dot(p, do, dv, PREC, WIDE, UPCAST)
+    there = (keys < k_len)[:, None]
+    tl.store(
+        DK + (at + keys)[:, None] * D + cols[None, :],
+        narrow(dk, DK.dtype.element_ty, UPCAST),
+        mask=there & (cols < D)[None, :],
+    )
+    tl.store(
+        DV + (at + keys)[:, None] * E + vcols[None, :],
+        narrow(dv, DV.dtype.element_ty, UPCAST),
+        mask=there & (vcols < E)[None, :],
+    )
