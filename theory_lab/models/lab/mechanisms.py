@@ -29,7 +29,9 @@ _START: dict[str, dict[str, Any]] = {
     "tda": {"beta": 0.8, "kappa": 1.0, "p": 2.0, "eps": 1e-2, "lam": 0.5},
     "ssmax": {"s": 0.43},
     "asentmax-theta": {"theta": 1.0},
-    "diff-rela": {"lam": 0.5},
+    # An output norm with 1e-8 turns rows of nothing but rounding into rows of unit size, in bfloat16 above all.
+    "rela": {"eps": 1e-5},
+    "diff-rela": {"lam": 0.5, "eps": 1e-5},
     "dex": {"lam": 0.5},
 }
 #: Parameters that are learned one a head; a number given for them is repeated.
