@@ -46,6 +46,8 @@ def save_model(model: Any, folder: Path) -> None:
     """Write ``config.json`` and ``model.safetensors``, which transformers reads."""
     from safetensors.torch import save_file
 
+    # Readers take the head along for a model that is named so, and leave it out otherwise.
+    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     save_file(weights(model), folder / "model.safetensors", metadata={"format": "pt"})
 
