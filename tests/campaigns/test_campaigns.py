@@ -1,0 +1,219 @@
+"""Campaigns: plans are strict, slices go on, numbers are gathered with their intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from theory_lab.campaigns import gather, list_plans, read_plan, run_campaign
+from theory_lab.campaigns.gather import curve, mean_and_interval, scalar
+from theory_lab.campaigns.plan import slug
+from theory_lab.errors import InputError
+
+PLAN = """
+title = "Small"
+data = "task"
+seeds = [0, 3]
+
+[train]
+size = "recall"
+task = "copy"
+steps = 2
+batch = 2
+length = 16
+model = { num_hidden_layers = 1 }
+
+[measure]
+tasks = ["copy"]
+task_lengths = [16]
+samples = 2
+
+[runs.Softmax]
+attention = "softmax"
+
+[runs."TRA, sharp"]
+attention = "tra-sharp"
+seeds = [0]
+
+[[figures]]
+into = "asentmax/table-recall"
+columns = { "16" = "accuracy@16" }
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(PLAN)
+    return path
+
+
+def test_shipped_plans_are_read() -> None:
+    plans = list_plans()
+    assert set(plans) == {"ablation", "language", "recall"}
+    for name in plans:
+        assert len({run.folder for run in read_plan(name).runs}) == len(read_plan(name).runs)
+
+
+def test_seeds_take_turns(plan: Path) -> None:
+    assert [(run.name, run.seed) for run in read_plan(str(plan)).runs] == [
+        ("Softmax", 0), ("TRA, sharp", 0), ("Softmax", 3),
+    ]  # fmt: skip
+    assert slug("TRA, sharp") == "tra-sharp"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("steps = 2", "stepz = 2", "key 'train.stepz'"),
+        ("steps = 2", "steps = 0", "key 'runs.Softmax'"),
+        ("samples = 2", "sample = 2", "key 'measure.sample'"),
+        ('attention = "tra-sharp"', 'atention = "tra-sharp"', "atention"),
+        ("seeds = [0, 3]", "seeds = [-1]", "key 'seeds'"),
+        ('task = "copy"', "", "a task is needed"),
+        ('"TRA, sharp"', '"softmax"', "whose folder differs"),
+        ('columns = { "16" = "accuracy@16" }', 'runs = ["Softmin"]', "Softmin"),
+        ('title = "Small"', "title = 3", "key 'title'"),
+    ],
+)
+def test_a_wrong_plan_names_its_key(plan: Path, old: str, new: str, said: str) -> None:
+    plan.write_text(PLAN.replace(old, new, 1))
+    with pytest.raises(InputError, match=r"small\.toml") as caught:
+        read_plan(str(plan))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_such_plan() -> None:
+    with pytest.raises(InputError, match="known are ablation, language, recall"):
+        read_plan("langage")
+
+
+def test_intervals_over_seeds() -> None:
+    mean, low, high = mean_and_interval([1.0, 2.0, 3.0])
+    assert mean == 2.0
+    assert high - mean == pytest.approx(4.302652729911275 / math.sqrt(3))
+    assert low + high == pytest.approx(4.0)
+    assert math.isnan(mean_and_interval([1.0])[1])
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """A file of measured numbers: comments stand before the header, and a name may hold a #."""
+    lines = path.read_text().splitlines()
+    return pd.read_csv(path, skiprows=sum(line.startswith("#") for line in lines))
+
+
+def _result(name: str, seed: int, loss: float) -> dict[str, Any]:
+    heads = [
+        {"length": n, "layer": layer, "sparsity": 0.5 + 0.1 * layer, "max_abs": 1.0 + layer, "g_sink_ratio_1": loss / n}
+        for n in (4, 8, 16)
+        for layer in (0, 1)
+    ]
+    return {
+        "name": name,
+        "seed": seed,
+        "train": {"val_loss": loss, "tokens_per_second": 5.0, "device": "cpu", "settings": {"length": 8}},
+        "layers": [{"step": 1, "layer": 0, "correlation": 0.1}, {"step": 1, "layer": 1, "correlation": 0.3}],
+        "measured": {
+            "heads": heads,
+            "loss": {"16": [1.0, 3.0]},
+            "tasks": [{"length": 16, "accuracy": 0.25}],
+            "learned": [{"layer": 0, "theta": [1.0, 2.0]}],
+            "inhibition": {"tokens": [" the", "fox", " the"], "map": [[1, 0, 0], [2, 3, 0], [4, 5, 6]]},
+        },
+    }
+
+
+def test_values_of_a_run() -> None:
+    result = _result("TDA", 0, 2.0)
+    assert scalar(result, "loss") == 2.0
+    assert scalar(result, "loss@16") == 2.0
+    assert scalar(result, "zeros") == pytest.approx(55.0)  # percent, at 8: the longest that training saw
+    assert scalar(result, "g_sink_ratio_1@16") == pytest.approx(0.125)
+    assert scalar(result, "accuracy@16") == 25.0
+    assert scalar(result, "accuracy@32") is None
+    assert curve(result, "layer", "max_abs") == {0.0: 1.0, 1.0: 2.0}
+    assert curve(result, "length", "max_abs") == {4.0: 2.0, 8.0: 2.0, 16.0: 2.0}
+    assert curve(result, "step", "correlation") == {1.0: pytest.approx(0.2)}
+
+
+def test_gather_writes_what_reproduce_reads(plan: Path, tmp_path: Path) -> None:
+    plan.write_text(
+        PLAN.partition("[[figures]]")[0]
+        + """
+[[figures]]
+into = "tda/table-2"
+columns = { "validation loss" = "loss", "sparsity" = "zeros" }
+
+[[figures]]
+into = "ours/trained-sinks"
+x = "length"
+value = "g_sink_ratio_1"
+
+[[figures]]
+into = "tda/figure-maxima"
+runs = ["Softmax"]
+x = "layer"
+series = { "view 1" = "max_abs", "difference" = "sparsity" }
+
+[[figures]]
+into = "tda/figure-inhibition"
+runs = ["Softmax"]
+value = "inhibition"
+
+[[figures]]
+into = "asentmax/figure-temperatures"
+value = "theta"
+"""
+    )
+    campaign, out = read_plan(str(plan)), tmp_path / "runs"
+    with pytest.raises(InputError, match="finished runs"):
+        gather(campaign, out, tmp_path)
+    for run, loss in zip(campaign.runs, (2.0, 5.0, 4.0), strict=True):
+        folder = out / run.folder
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps(_result(run.name, run.seed, loss)))
+    written = gather(campaign, out, tmp_path / "into")
+    tables = {path.stem: _read(path) for path in written}
+    assert (tmp_path / "into/tda/measured/table-2.csv").read_text().startswith("# device: cpu\n# seed: 0, 3\n")
+    table = tables["table-2"].set_index(["row", "column"])
+    assert table.value["Softmax", "validation loss"] == 3.0
+    assert table.low["Softmax", "validation loss"] == pytest.approx(3.0 - 12.7062, abs=1e-3)
+    assert math.isnan(table.low["TRA, sharp", "validation loss"])
+    assert list(tables["trained-sinks"].x[:3]) == [4, 8, 16]
+    assert set(tables["figure-maxima"].series) == {"view 1", "difference"}
+    assert list(tables["figure-inhibition"].row) == ["the", "fox", "fox", "the#2", "the#2", "the#2"]
+    assert list(tables["figure-temperatures"].value) == [1.0, 2.0]
+
+
+def test_a_campaign_in_slices(plan: Path, tmp_path: Path) -> None:
+    """Trains, stops at the end of a slice, goes on, does nothing twice."""
+    pytest.importorskip("torch")
+    campaign, out = read_plan(str(plan)), tmp_path / "runs"
+    none = run_campaign(campaign, out, minutes=1e-3)
+    assert (none.finished, none.remaining) == (0, 3)
+    done = run_campaign(campaign, out)
+    assert (done.finished, done.remaining, done.failed) == (3, 0, {})
+    before = (out / "softmax/seed-0/result.json").stat().st_mtime_ns
+    assert run_campaign(campaign, out).finished == 3
+    assert (out / "softmax/seed-0/result.json").stat().st_mtime_ns == before
+    result = json.loads((out / "tra-sharp/seed-0/result.json").read_text())
+    assert result["train"]["steps"] == 2
+    assert result["measured"]["tasks"][0]["length"] == 16
+    (path,) = gather(campaign, out, tmp_path / "into")
+    assert len(_read(path)) == 2
+
+
+def test_the_command_says_what_is_missing(plan: Path, tmp_path: Path) -> None:
+    from theory_lab.main import main
+
+    with pytest.raises(InputError, match="the folder of a corpus is needed"):
+        run_campaign(read_plan("language"), tmp_path)
+    with pytest.raises(InputError, match="runs are Softmax"):
+        run_campaign(read_plan(str(plan)), tmp_path, only=["TDA"])
+    assert main(["campaign", "run", "nope", "--out", str(tmp_path)]) == 2
