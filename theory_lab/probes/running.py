@@ -158,6 +158,7 @@ class Run:
 
     def _shrink(self, cell: Cell, lengths: tuple[int, ...], watched: Watched, error: OutOfMemory) -> None:
         self.complete = False
+        self._replays = Replays()  # recordings keep memory
         rows = watched.frame(cell.window, self.loaded.name)
         done = 0
         if rows is not None:

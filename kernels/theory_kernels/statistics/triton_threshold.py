@@ -92,46 +92,12 @@ def _row_sums(
      large2, both) = state  # fmt: skip
     keys = start + tl.arange(0, BN)
     seen = visible(rows[:, None], keys[None, :], row0, row1, key0, key1, off, BEFORE, AFTER, HAS_BEFORE, HAS_AFTER)
-    x, w = _excess(
-        q1,
-        K1,
-        start,
-        key1,
-        cols,
-        tau[:, None],
-        tau_low[:, None],
-        seen,
-        FACTOR,
-        CAP,
-        D,
-        DP,
-        BN,
-        POWER,
-        SOFTCAP,
-        PREC,
-        UPCAST,
-    )
+    x, w = _excess(q1, K1, start, key1, cols, tau[:, None], tau_low[:, None], seen, FACTOR, CAP, D, DP, BN, POWER,
+                   SOFTCAP, PREC, UPCAST)  # fmt: skip
     alive1 += tl.sum((x > 0.0).to(tl.int32), 1)
     if VIEWS == 2:
-        y, w2 = _excess(
-            q2,
-            K2,
-            start,
-            key1,
-            cols,
-            tau[:, None],
-            tau_low[:, None],
-            seen,
-            FACTOR,
-            CAP,
-            D,
-            DP,
-            BN,
-            POWER,
-            SOFTCAP,
-            PREC,
-            UPCAST,
-        )
+        y, w2 = _excess(q2, K2, start, key1, cols, tau[:, None], tau_low[:, None], seen, FACTOR, CAP, D, DP, BN,
+                        POWER, SOFTCAP, PREC, UPCAST)  # fmt: skip
         alive2 += tl.sum((y > 0.0).to(tl.int32), 1)
         both += tl.sum(((x > 0.0) & (y > 0.0)).to(tl.int32), 1)
         mass1, low1 = add_pair(mass1, low1, tl.sum(w, 1))
@@ -254,45 +220,11 @@ def _column_sums(
     if PAIR:
         tau_low = tl.load(TAU + pair + rows, mask=rows < row1, other=0.0)
     seen = visible(rows[None, :], keys[:, None], row0, row1, key0, key1, off, BEFORE, AFTER, HAS_BEFORE, HAS_AFTER)
-    _, w = _excess(
-        k1,
-        Q1,
-        start,
-        row1,
-        cols,
-        tau[None, :],
-        tau_low[None, :],
-        seen,
-        FACTOR,
-        CAP,
-        D,
-        DP,
-        BM,
-        POWER,
-        SOFTCAP,
-        PREC,
-        UPCAST,
-    )
+    _, w = _excess(k1, Q1, start, row1, cols, tau[None, :], tau_low[None, :], seen, FACTOR, CAP, D, DP, BM, POWER,
+                   SOFTCAP, PREC, UPCAST)  # fmt: skip
     if VIEWS == 2:
-        _, w2 = _excess(
-            k2,
-            Q2,
-            start,
-            row1,
-            cols,
-            tau[None, :],
-            tau_low[None, :],
-            seen,
-            FACTOR,
-            CAP,
-            D,
-            DP,
-            BM,
-            POWER,
-            SOFTCAP,
-            PREC,
-            UPCAST,
-        )
+        _, w2 = _excess(k2, Q2, start, row1, cols, tau[None, :], tau_low[None, :], seen, FACTOR, CAP, D, DP, BM,
+                        POWER, SOFTCAP, PREC, UPCAST)  # fmt: skip
         mass1, low1 = add_pair(mass1, low1, tl.sum(w, 1))
         mass2, low2 = add_pair(mass2, low2, tl.sum(w2, 1))
         w = tl.abs(w - lam * w2)
