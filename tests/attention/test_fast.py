@@ -18,7 +18,8 @@ fast = pytest.mark.parametrize("name", FAST)
 
 
 def test_what_language_models_train_with_is_fast() -> None:
-    wanted = {"softmax", "gated-softmax", "ssmax", "diff-softmax", "dex", "tra", "tda", "rela", "diff-rela"}
+    wanted = {"softmax", "gated-softmax", "ssmax", "diff-softmax", "dex", "tra", "tda", "rela", "diff-rela",
+              "entmax", "sparsemax", "asentmax-theta", "asentmax", "eta-logit", "eta-weight"}  # fmt: skip
     assert wanted <= set(FAST)
 
 
@@ -131,6 +132,33 @@ def test_rows_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         got = attend(m, **tensors, implementation="reference")
     torch.testing.assert_close(got, data.call(m).output, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.5])
+def test_an_alpha_outside_the_kernels_goes_to_the_reference(alpha: float) -> None:
+    from theory_lab.attention import get
+
+    data = inputs(1)
+    for name in ("entmax", "asentmax-theta"):
+        m = get(name, alpha=alpha)
+        assert torch.equal(attend(m, data.q, data.k, data.v), m(data.q, data.k, data.v).output)
+    with pytest.raises(InputError):
+        attend(m, data.q, data.k, data.v, implementation="kernel")
+    with torch.no_grad():
+        m.alpha_.fill_(1.5)
+    assert attend(m, data.q, data.k, data.v, implementation="kernel").shape == (2, 4, 9, 5)
+
+
+@pytest.mark.parametrize("reading", ["eta-logit", "eta-weight"])
+@pytest.mark.parametrize("prune", ["drop", "renormalize", "exact"])
+@pytest.mark.parametrize("tau", [0.3, [0.1, 0.2, 0.3, 0.4]])
+def test_elastic_pruning_with_constant_thresholds(reading: str, prune: str, tau: object) -> None:
+    from theory_lab.attention import get
+
+    data = inputs(1)
+    m = get(reading, tau=tau, prune=prune)
+    got = attend(m, data.q, data.k, data.v, implementation="kernel")
+    torch.testing.assert_close(got, m(data.q, data.k, data.v).output, rtol=1e-11, atol=1e-12)
 
 
 def test_method_and_subclass() -> None:

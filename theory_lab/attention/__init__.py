@@ -17,6 +17,7 @@ from theory_lab.attention.registry import get, list_mechanisms, register, resolv
 if TYPE_CHECKING:
     from theory_lab.attention.alpha_entmax import entmax, entmax_threshold
     from theory_lab.attention.base import AttentionResult, Mechanism, Scope
+    from theory_lab.attention.fast import attend
     from theory_lab.attention.features import feature_table, measure_features
     from theory_lab.attention.streaming import RowStatistics, row_statistics
 
@@ -26,6 +27,7 @@ _LAZY = {
     "Scope": "theory_lab.attention.base",
     "entmax": "theory_lab.attention.alpha_entmax",
     "entmax_threshold": "theory_lab.attention.alpha_entmax",
+    "attend": "theory_lab.attention.fast",
     "feature_table": "theory_lab.attention.features",
     "measure_features": "theory_lab.attention.features",
     "RowStatistics": "theory_lab.attention.streaming",
@@ -37,6 +39,7 @@ __all__ = [
     "Mechanism",
     "RowStatistics",
     "Scope",
+    "attend",
     "entmax",
     "entmax_threshold",
     "feature_table",

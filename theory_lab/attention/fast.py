@@ -2,7 +2,7 @@
 
 A mechanism's own ``forward`` materializes its weights, which defines it and does not scale. :func:`attend` returns the
 output alone, through a kernel of ``theory_kernels`` or torch's scaled dot-product attention where the mechanism has
-such a form (:mod:`theory_lab.attention.forms`), and through the reference where it has not or where a call asks for what the
+such a form (:mod:`theory_lab.attention.forms`), and through the reference where it has not or a call asks for what the
 form cannot do.
 """
 

@@ -13,8 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from theory_lab.attention.alpha_entmax import Entmax, Sparsemax
+from theory_lab.attention.asentmax import ASEntmax, ASEntmaxTheta
 from theory_lab.attention.base import Mechanism, rms_norm, trusted
 from theory_lab.attention.differential import DEX, DiffReLA, DiffSoftmax
+from theory_lab.attention.eta import _ETA, ETALogit, ETAWeight
 from theory_lab.attention.fast import Call, scale_of
 from theory_lab.attention.rela import ReLA
 from theory_lab.attention.softmax import GatedSoftmax, Softmax, SSMax
@@ -27,10 +30,14 @@ _MOST_DIM = 256
 
 
 class Entry(NamedTuple):
-    """A form and whether it is a kernel's: kernels know neither masks with holes nor counts from outside."""
+    """A form and whether it is a kernel's: kernels know neither masks with holes nor counts from outside.
+
+    ``fits`` says whether the kernel knows the mechanism's parameters.
+    """
 
     form: Form
     kernel: bool
+    fits: Callable[[Any], bool] | None = None
 
 
 def fast_form(mechanism: Mechanism, call: Call) -> Form | None:
@@ -38,7 +45,7 @@ def fast_form(mechanism: Mechanism, call: Call) -> Form | None:
     entry = FORMS.get(type(mechanism))
     if entry is None:
         return None
-    form, kernel = entry
+    form, kernel, fits = entry
     if not kernel:
         if call.cu_seqlens is not None or call.implementation not in ("auto", "kernel"):
             return None
@@ -48,7 +55,7 @@ def fast_form(mechanism: Mechanism, call: Call) -> Form | None:
         return None
     if max(call.q.shape[-1], call.v.shape[-1]) > _MOST_DIM or min(call.q.shape[-1], call.v.shape[-1]) < 1:
         return None
-    return form
+    return form if fits is None or fits(mechanism) else None
 
 
 # ---- softmax and its relatives -------------------------------------------------------------------
@@ -224,6 +231,64 @@ def _diff_rela(mechanism: DiffReLA, call: Call) -> Tensor:
     return _norm(out, mechanism.eps) * mechanism.scale
 
 
+# ---- entmax --------------------------------------------------------------------------------------
+
+
+def _alpha_fits(mechanism: Entmax) -> bool:
+    """Whether every alpha lies in (1, 2], the range of the kernel; trusted where values cannot be looked at.
+
+    A fixed alpha is read once, as a read waits for the device.
+    """
+    alpha = mechanism.alpha_
+    if trusted(alpha):
+        return True
+    state = None if alpha.is_inference() else (alpha.data_ptr(), alpha._version)
+    seen = mechanism.__dict__.get("_alpha_seen")
+    if state is None or seen is None or seen[0] != state:
+        low, high = alpha.detach().aminmax()
+        seen = (state, bool(low >= 1.0 + 2.0**-20 and high <= 2.0))
+        mechanism.__dict__["_alpha_seen"] = seen
+    return seen[1]
+
+
+def _entmax_attention(call: Call, alpha: Tensor | float, **temperature: Any) -> Tensor:
+    from theory_kernels.entmax_attention import entmax_attention
+
+    call, options = geometry(call)
+    return entmax_attention(call.q, call.k, call.v, alpha=alpha, **temperature, **options)
+
+
+def _entmax(mechanism: Entmax, call: Call) -> Tensor:
+    return _entmax_attention(call, mechanism.value("alpha"))
+
+
+def _sparsemax(mechanism: Sparsemax, call: Call) -> Tensor:
+    return _entmax_attention(call, 2.0)
+
+
+def _asentmax_theta(mechanism: ASEntmaxTheta, call: Call) -> Tensor:
+    return _entmax_attention(call, mechanism.value("alpha"), theta=mechanism.value("theta"))
+
+
+def _asentmax(mechanism: ASEntmax, call: Call) -> Tensor:
+    scale = mechanism.logit_scale(call.scope, _like(call))
+    return _entmax_attention(call, mechanism.value("alpha"), temperature=scale[..., 0])
+
+
+# ---- elastic thresholds --------------------------------------------------------------------------
+
+
+def _eta(mechanism: _ETA, call: Call) -> Tensor:
+    from theory_kernels import elastic_attention
+
+    tau = mechanism.thresholds(call.scope, _like(call))
+    call, options = geometry(call)
+    return elastic_attention(
+        call.q, call.k, call.v, tau=tau[..., 0] if tau.ndim else tau, sharpness=mechanism.value("alpha"),
+        reading="weight" if isinstance(mechanism, ETAWeight) else "logit", prune=mechanism.prune, **options,
+    )  # fmt: skip
+
+
 FORMS: dict[type[Mechanism], Entry] = {
     Softmax: Entry(_softmax, False),
     GatedSoftmax: Entry(_gated, False),
@@ -234,4 +299,10 @@ FORMS: dict[type[Mechanism], Entry] = {
     TDA: Entry(_tda, True),
     ReLA: Entry(_rela, True),
     DiffReLA: Entry(_diff_rela, True),
+    Entmax: Entry(_entmax, True, _alpha_fits),
+    Sparsemax: Entry(_sparsemax, True),
+    ASEntmaxTheta: Entry(_asentmax_theta, True, _alpha_fits),
+    ASEntmax: Entry(_asentmax, True, _alpha_fits),
+    ETALogit: Entry(_eta, True),
+    ETAWeight: Entry(_eta, True),
 }

@@ -89,8 +89,8 @@ def forward(
     lse = torch.full(q.shape[:3], torch.inf, dtype=wide, device=v.device)
     if geometry.packed:
         out.zero_()
-        for rows, keys, part in split_packed(geometry):
-            cut = (q[:, :, rows], k[:, :, keys], v[:, :, keys], tau[:, :, rows])
+        for rows, span, part in split_packed(geometry):
+            cut = (q[:, :, rows], k[:, :, span], v[:, :, span], tau[:, :, rows])
             out[:, :, rows], lse[:, :, rows] = forward(*cut, sharpness, part, scale, reading, prune)
         return out, lse
     if k.shape[2] == 0:
@@ -119,11 +119,11 @@ def backward(
     """Gradients for ``grad``, the gradient of the output."""
     found = Gradients(*(torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, tau, sharpness)))
     if geometry.packed:
-        for rows, keys, part in split_packed(geometry):
-            cut = (grad[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], tau[:, :, rows])
+        for rows, span, part in split_packed(geometry):
+            cut = (grad[:, :, rows], q[:, :, rows], k[:, :, span], v[:, :, span], tau[:, :, rows])
             saved = (out[:, :, rows], lse[:, :, rows])
             one = backward(*cut, sharpness, *saved, part, scale, reading, prune)
-            found.q[:, :, rows], found.k[:, :, keys], found.v[:, :, keys] = one.q, one.k, one.v
+            found.q[:, :, rows], found.k[:, :, span], found.v[:, :, span] = one.q, one.k, one.v
             found.tau[:, :, rows] = one.tau
             found.sharpness.add_(one.sharpness)
         return found

@@ -70,8 +70,10 @@ def _gradients(
     if implementation == "triton":
         from . import launch
 
-        return tuple(launch.backward(grad, q, k, v, tau, sharpness, out, lse, geometry, scale, reading, prune))
-    return tuple(chunked.backward(grad, q, k, v, tau, sharpness, out, lse, geometry, scale, reading, prune))
+        found = launch.backward(grad, q, k, v, tau, sharpness, out, lse, geometry, scale, reading, prune)
+    else:
+        found = chunked.backward(grad, q, k, v, tau, sharpness, out, lse, geometry, scale, reading, prune)
+    return found.q, found.k, found.v, found.tau, found.sharpness
 
 
 def _fake_gradients(
