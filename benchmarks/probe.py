@@ -101,7 +101,7 @@ def measure(loaded: object, ids: list[int], name: str, rounds: int) -> dict[str,
             if frame is None or len(frame) != loaded.layers * loaded.heads:
                 raise RuntimeError("a probe must give a row for every head")
 
-        replays = Replays()
+        replays: Replays[list[str]] = Replays()
         with watch(loaded.model, lambda call: current[0](call)):
             # A watch checks each layer's first call, and a GPU's work is recorded in the first pass; a probe of several
             # windows pays for that once, and on a GPU, where it shows, it is timed apart.
