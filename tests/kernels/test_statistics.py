@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from theory_kernels import attention_statistics, consensus_counts, survivor_counts
+from theory_kernels import attention_statistics, consensus_counts, geometry, survivor_counts
 
 from .conftest import HAS_CUDA
 from .statistics_cases import KINDS, Budget, Case, inputs, run
@@ -196,6 +196,28 @@ def test_two_runs_agree_bit_for_bit(implementation: str, device: torch.device, t
         assert torch.equal(one.column_mass, two.column_mass)
         assert torch.equal(one.mass, two.mass)
         assert torch.equal(one.scores[0].variance, two.scores[0].variance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cuda_graph_captures_it(kind: str, device: torch.device, triton: str) -> None:
+    """Replayed on other numbers, with the tables of the first call gone from memory."""
+    first, options = inputs(Case(kind, t=130, s=130, d=16), device)
+    second, _ = inputs(Case(kind, t=130, s=130, d=16, seed=1), device)
+    want = run([x.clone() for x in second], options, "triton")
+    run(first, options, "triton")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run(first, options, "triton")
+    held = geometry.held_tables()
+    geometry._TABLES.clear()
+    for x, y in zip(first, second, strict=True):
+        x.copy_(y)
+    graph.replay()
+    for name in ("visible", "mass", "entropy", "support", "column_mass", "column_rows", "near_zero"):
+        assert torch.equal(getattr(got, name), getattr(want, name)), name
+    assert torch.equal(got.scores[0].variance, want.scores[0].variance)
+    del held
 
 
 def test_threads_change_no_bit() -> None:

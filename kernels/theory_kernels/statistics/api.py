@@ -135,6 +135,9 @@ def attention_statistics(
     Weights of softmax and ETA are never exactly 0, whatever underflows: their support is every visible key.
     Inputs that are not finite give undefined results, except in padding, where anything may lie. Two runs agree
     bit for bit.
+
+    After one call with the same shapes and positions, a CUDA graph can capture another (Triton; not of float64 and
+    not with a mask); whoever keeps the graph keeps ``theory_kernels.geometry.held_tables()``, which it reads.
     """
     if weights not in WEIGHTS:
         raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
