@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
-import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import triton
-from theory_kernels import BlockBounds, elastic_decode, make_block_bounds, update_block_bounds
+from theory_kernels import BlockBounds, elastic_decode, make_block_bounds, threshold_attention, update_block_bounds
 from theory_kernels.decode import launch
 from timing import measure
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -200,18 +199,19 @@ def sweep(bench: Bench, cache: Cache, density: float) -> None:
     """Launch options of the attention kernel, one after another."""
     k = cache.plant(density, "scattered", 64)
     bounds = make_block_bounds(k, "minmax", block=64)
-    original = launch.options
-    for warps, stages in itertools.product((4, 8, 2), (2, 3, 4)):
-        for per_sm in (1, 2, 3, 4):
-            chosen = launch.Options(16, 64, warps, stages, per_sm)
-            launch.options = lambda *_, chosen=chosen: chosen
-            note = f"warps {warps} stages {stages} per_sm {per_sm}"
-            ours(bench, cache, k, bounds, density, "scattered", "sweep", False, note)
+    original, original_screen = launch.options, launch.screen_options
+    for warps, stages, per_sm in ((4, 3, 2), (4, 3, 1), (4, 4, 2), (2, 3, 2)):
+        chosen = launch.Options(16, 64, warps, stages, per_sm)
+        launch.options = lambda *_, chosen=chosen: chosen
+        ours(bench, cache, k, bounds, density, "scattered", "sweep", False, f"attention {tuple(chosen)}")
     launch.options = original
-    for count in (16, 32, 128):
-        launch.SCREEN_COUNT, old = count, launch.SCREEN_COUNT
-        ours(bench, cache, k, bounds, density, "scattered", "sweep", False, f"screen count {count}")
-        launch.SCREEN_COUNT = old
+    shapes = [(256, step, 4, stages) for step in (32, 64, 128) for stages in (2, 3, 4) if step * stages <= 256]
+    shapes += [(128, 64, 4, 2), (512, 64, 4, 3), (1024, 64, 4, 3), (512, 32, 4, 4), (256, 64, 8, 3), (256, 128, 8, 2)]
+    for shape in shapes:
+        screening = launch.Screening(*shape)
+        launch.screen_options = lambda *_, chosen=screening: chosen
+        ours(bench, cache, k, bounds, density, "scattered", "sweep", False, f"screen {tuple(screening)}")
+    launch.screen_options = original_screen
     for span in (16, 64):
         launch.SPAN, old = span, launch.SPAN
         ours(bench, cache, k, bounds, density, "scattered", "sweep", False, f"span {span}")
@@ -231,6 +231,40 @@ def updates(bench: Bench, cache: Cache) -> None:
     size = cache.k.numel() * cache.k.element_size()
     row["pattern"] = "all tokens"
     bench.time(row, lambda: update_block_bounds(bounds, cache.k, 0, cache.length), size, None)
+
+
+def serving(bench: Bench) -> None:
+    """TRA over unit keys, of which no bound screens any: 8 sequences, 32 query heads, 8 key heads, 32,768 keys."""
+    g = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (
+        torch.randn((8, h, t, 128), generator=g, device="cuda").to(torch.bfloat16)
+        for h, t in ((32, 1), (8, 32768), (8, 32768))
+    )
+    k = torch.nn.functional.normalize(k.float(), dim=-1).to(k.dtype)
+    wide = elastic_decode(q.double(), k.double(), v.double(), None, beta=1.0, weights="tra", implementation="reference")
+    low = elastic_decode(q, k, v, None, beta=1.0, weights="tra", implementation="reference")
+    assert isinstance(wide, torch.Tensor) and isinstance(low, torch.Tensor)
+    size = float(wide.norm())
+    row = {
+        "case": "serving", "pattern": "random unit keys", "density": 1.0, "block": 64, "batch": 8, "heads": 32,
+        "groups": 8, "length": 32768, "dim": 128, "dtype": "bfloat16",
+    }  # fmt: skip
+    data = 2 * k.numel() * k.element_size()
+    for kind in (None, "minmax", "cap"):
+        bounds = None if kind is None else make_block_bounds(k, kind, block=64)
+
+        def call(bounds: BlockBounds | None = bounds) -> torch.Tensor:
+            out = elastic_decode(q, k, v, bounds, beta=1.0, weights="tra")
+            assert isinstance(out, torch.Tensor)
+            return out
+
+        error = float((call().double() - wide).norm()) / size
+        allowed = 2 * (float((low.double() - wide).norm()) / size + torch.finfo(q.dtype).eps)
+        read = data + (bounds.nbytes if bounds is not None else 0)
+        bench.time({**row, "mechanism": "elastic TRA", "kind": kind or "none"}, call, read, (error, allowed))
+    unit = torch.nn.functional.normalize(q.float(), dim=-1).to(q.dtype)
+    peer = {**row, "mechanism": "threshold_attention, unit keys", "kind": "none"}
+    bench.time(peer, lambda: threshold_attention(unit, k, v, beta=1.0, query_offset=32767, normalize=False), data, None)
 
 
 def kernels(cache: Cache, density: float) -> None:
@@ -273,6 +307,7 @@ def main() -> None:
         ours(bench, cache, k, make_block_bounds(k, kind, block=block), 0.1, "scattered", "kind")
         del k
     updates(bench, cache)
+    serving(bench)
     for density in (0.1, 1.0):
         print("density", density)
         kernels(cache, density)

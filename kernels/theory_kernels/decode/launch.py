@@ -20,8 +20,8 @@ from .triton_screen import pack_kernel, screen_kernel
 _KINDS = {"norm": 1, "minmax": 2, "ball": 3, "cap": 4}
 # Units that one step of a scan over them takes.
 _UNITS = 1024
-# Blocks that one program of the screen looks at at most, and parts that one step of the sum joins.
-SCREEN_COUNT, SPAN = 64, 32
+# Parts that one step of their sum joins.
+SPAN = 32
 # Launch each kernel while the one before still runs (programmatic dependent launch).
 EARLY = False
 
@@ -36,21 +36,33 @@ class Options(NamedTuple):
     per_sm: int
 
 
+class Screening(NamedTuple):
+    """Blocks that a program of the screen looks at, how many at a time, and launch options."""
+
+    count: int
+    step: int
+    warps: int
+    stages: int
+
+
 def options(rows: int, dim: int, views: int, dtype: torch.dtype, block: int) -> Options:
     """Options by query rows of a key head, padded head dim and bytes of an element."""
     wide = dim * (2 if dtype == torch.float32 else 1)
     if INTERPRETED:
-        return Options(16 if rows <= 16 else 32, min(block, 32), 4, 1, 3)
+        return Options(16 if rows <= 16 else 32, min(block, 32), 4, 1, 5)
     most = 64 if wide <= 128 else 32 if wide <= 256 else 16
     bm = min(most, max(16, triton.next_power_of_2(rows)))
     keys = min(block, 64 if wide <= 128 else 32 if wide <= 256 else 16)
     return Options(bm, keys, 4, 3 if wide * views <= 128 else 2, 2)
 
 
-def screen_count(rows: int, dim: int, dtype: torch.dtype) -> int:
-    """Blocks that one program of the screen looks at, by rows of a tile: what fits its registers."""
+def screen_options(rows: int, dim: int, views: int, dtype: torch.dtype) -> Screening:
+    """Options by rows of a tile, padded head dim and views: a step has to fit registers and shared memory."""
+    if INTERPRETED:
+        return Screening(32, 16, 4, 1)
     wide = dim * (2 if dtype == torch.float32 else 1) * max(1, rows // 32)
-    return max(16, SCREEN_COUNT // max(1, wide // 128))
+    step = max(16, 64 * 128 // max(128, wide))
+    return Screening(256, step, 8 if wide > 256 else 4, 3 if wide * views <= 128 else 2)
 
 
 @functools.cache
@@ -82,8 +94,8 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     row_blocks = triton.cdiv(rows, chosen.rows)
     units, per = b * g * row_blocks, min(rows, chosen.rows)
     blocks = triton.cdiv(paging.capacity, problem.block)
-    count = screen_count(chosen.rows, width, q1.dtype)
-    tiles = triton.cdiv(blocks, count)
+    screening = screen_options(chosen.rows, width, len(views), q1.dtype)
+    tiles = triton.cdiv(blocks, screening.count)
     programs = _processors(device) * chosen.per_sm
 
     def whole(*shape: int) -> torch.Tensor:
@@ -119,11 +131,12 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     if tiles:
         screen_kernel[(units * tiles,)](
             q1, q2, tau, lengths, *kept[0], *kept[1], found, counts, g, h, t, paging.capacity, rows, row_blocks, blocks,
-            tiles, *queries, *tau.stride(), problem.scale, COUNT=count,
-            KIND=0 if bounds[0] is None else _KINDS[bounds[0].kind], ULP=ULP, **flags, **early, num_warps=4,
+            tiles, *queries, *tau.stride(), problem.scale, COUNT=screening.count, STEP=screening.step,
+            KIND=0 if bounds[0] is None else _KINDS[bounds[0].kind], ULP=ULP, **flags, **early,
+            num_warps=screening.warps, num_stages=screening.stages,
         )  # fmt: skip
         pack_kernel[(units * tiles,)](
-            found, counts, packed, totals, blocks, tiles, COUNT=count,
+            found, counts, packed, totals, blocks, tiles, COUNT=screening.count,
             CHUNK=min(256, triton.next_power_of_2(tiles)), **early, num_warps=2,
         )  # fmt: skip
     else:

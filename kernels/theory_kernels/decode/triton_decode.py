@@ -56,10 +56,12 @@ def attend_kernel(
     wait_for_predecessor(EARLY)
     index = tl.program_id(0)
     total = _all_blocks(TOTALS, UNITS, UB)
-    low = (index.to(tl.int64) * total // PROGRAMS).to(tl.int32)
-    high = ((index + 1).to(tl.int64) * total // PROGRAMS).to(tl.int32)
-    if low >= high:
+    # Never more shares than blocks: each has to write a part.
+    shares = tl.minimum(PROGRAMS, total)
+    if index >= shares:
         return
+    low = (index.to(tl.int64) * total // shares).to(tl.int32)
+    high = ((index + 1).to(tl.int64) * total // shares).to(tl.int32)
     # The unit that the share begins in, and the place where that unit's list begins.
     unit, start, before = index * 0, index * 0, index * 0
     for first in range(0, UNITS, UB):
@@ -163,8 +165,9 @@ def combine_kernel(
     number = tl.load(TOTALS + unit)
     # Programs whose shares hold its first and its last block.
     whole = tl.maximum(total, 1).to(tl.int64)
-    first_part = (((start + 1).to(tl.int64) * PROGRAMS - 1) // whole).to(tl.int32) + unit
-    parts = (((start + number).to(tl.int64) * PROGRAMS - 1) // whole).to(tl.int32) + unit + 1 - first_part
+    shares = tl.minimum(PROGRAMS, total)
+    first_part = (((start + 1).to(tl.int64) * shares - 1) // whole).to(tl.int32) + unit
+    parts = (((start + number).to(tl.int64) * shares - 1) // whole).to(tl.int32) + unit + 1 - first_part
     parts = tl.where(number > 0, parts, 0)
     cols = tl.arange(0, EP)
     peak = tl.full([SPAN], float("-inf"), tl.float32)

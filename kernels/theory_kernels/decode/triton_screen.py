@@ -16,92 +16,129 @@ from .triton_cache import SIZES, query_rows, row_thresholds, unit_of, wait_for_p
 
 
 @triton.jit
-def _vectors(VECTORS, first, blocks, inside, cols, STRIDE: tl.constexpr, D: tl.constexpr):
-    """One vector of each block, (COUNT, DP)."""
-    at = VECTORS + (first + blocks.to(tl.int64) * STRIDE)[:, None] + cols[None, :]
-    return tl.load(at, mask=inside[:, None] & (cols < D)[None, :], other=0.0)
+def _side(q, KIND: tl.constexpr, BM: tl.constexpr, DP: tl.constexpr):
+    """What a block's vectors are multiplied with: for low and high the negative part beside the positive one."""
+    if KIND == 2:
+        wide = q.to(tl.float32)
+        both = tl.join(tl.minimum(wide, 0.0), tl.maximum(wide, 0.0)).to(q.dtype)
+        return tl.reshape(tl.permute(both, (0, 2, 1)), [BM, 2 * DP])
+    else:
+        return q
 
 
 @triton.jit
 def _upper(
-    q, NORM, VECTORS, SCALARS, place, blocks, inside, cols, D: tl.constexpr, KIND: tl.constexpr, ULP: tl.constexpr,
-    PREC: tl.constexpr, UPCAST: tl.constexpr,
+    side, size, total, VECTORS, place, blocks, inside, largest, scalar, D: tl.constexpr, DP: tl.constexpr,
+    KIND: tl.constexpr, ULP: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Upper bound of the products that the attention kernel computes, (BM, COUNT).
+    """Upper bound of the products that the attention kernel computes, (BM, STEP).
 
-    ``KIND``: 1 norm, 2 low and high of every channel, 3 ball, 4 cap. ``place``: index of the unit's first block.
+    ``KIND``: 1 norm, 2 low and high of every channel, 3 ball, 4 cap. ``size`` and ``total``: Euclidean and absolute
+    norm of the queries; ``largest``, ``scalar``: of the blocks; ``place``: index of the head's first block.
     """
-    wide = q.to(tl.float32)
-    size = tl.sqrt_rn(tl.sum(wide * wide, 1)) * 1.0001 + 2e-18
-    largest = tl.load(NORM + place + blocks, mask=inside, other=0.0)
     reach = size[:, None] * largest[None, :]
-    zero = reach * 0.0
     bound = reach
-    if KIND == 2:
-        low = _vectors(VECTORS, place * 2 * D, blocks, inside, cols, 2 * D, D)
-        high = _vectors(VECTORS, place * 2 * D + D, blocks, inside, cols, 2 * D, D)
-        box = dot(tl.minimum(wide, 0.0).to(q.dtype), tl.trans(low), zero, PREC, UPCAST)
-        box = dot(tl.maximum(wide, 0.0).to(q.dtype), tl.trans(high), box, PREC, UPCAST)
-        total = tl.sum(tl.abs(wide), 1) * 1.0001
-        bound = tl.minimum(reach, box + ((2 * D + 8) * ULP) * (total[:, None] * largest[None, :]))
-    if KIND == 3:
-        center = _vectors(VECTORS, place * D, blocks, inside, cols, D, D)
-        radius = tl.load(SCALARS + place + blocks, mask=inside, other=0.0)
-        along = dot(q, tl.trans(center), zero, PREC, UPCAST)
-        along += size[:, None] * radius[None, :] + ((D + 8) * ULP * 1.01) * reach
-        bound = tl.minimum(reach, along)
-    if KIND == 4:
-        axis = _vectors(VECTORS, place * D, blocks, inside, cols, D, D)
-        least = tl.load(SCALARS + place + blocks, mask=inside, other=0.0)
-        length = tl.sqrt_rn(tl.sum(axis.to(tl.float32) * axis.to(tl.float32), 1))
-        along = dot(q, tl.trans(axis), zero, PREC, UPCAST) / tl.where(length > 0.0, length, 1.0)[None, :]
-        along = tl.minimum(along + ((2 * D + 16) * ULP) * size[:, None], size[:, None])
-        across = tl.sqrt_rn(tl.maximum((size[:, None] - along) * (size[:, None] + along), 0.0))
-        aside = tl.sqrt_rn(tl.maximum((largest - least) * (largest + least), 0.0))
-        edge = along * least[None, :] + across * aside[None, :] + (16 * ULP) * reach
-        within = (along * largest[None, :] >= size[:, None] * least[None, :]) | (length == 0.0)[None, :]
-        bound = tl.where(within, reach, tl.minimum(reach, edge))
+    if KIND >= 2:
+        SPAN: tl.constexpr = 2 if KIND == 2 else 1
+        column = tl.arange(0, SPAN * DP)
+        at = VECTORS + (place * (SPAN * D) + blocks.to(tl.int64) * (SPAN * D))[:, None]
+        at = at + (column // DP * D + column % DP)[None, :]
+        vector = tl.load(at, mask=inside[:, None] & (column % DP < D)[None, :], other=0.0)
+        along = dot(side, tl.trans(vector), reach * 0.0, PREC, UPCAST)
+        if KIND == 2:
+            bound = tl.minimum(reach, along + ((2 * D + 8) * ULP) * (total[:, None] * largest[None, :]))
+        elif KIND == 3:
+            along += size[:, None] * scalar[None, :] + ((D + 8) * ULP * 1.01) * reach
+            bound = tl.minimum(reach, along)
+        else:
+            wide = vector.to(tl.float32)
+            length = tl.sqrt_rn(tl.sum(wide * wide, 1))
+            along = along / tl.where(length > 0.0, length, 1.0)[None, :]
+            along = tl.minimum(along + ((2 * D + 16) * ULP) * size[:, None], size[:, None])
+            across = tl.sqrt_rn(tl.maximum((size[:, None] - along) * (size[:, None] + along), 0.0))
+            aside = tl.sqrt_rn(tl.maximum((largest - scalar) * (largest + scalar), 0.0))
+            edge = along * scalar[None, :] + across * aside[None, :] + (16 * ULP) * reach
+            within = (along * largest[None, :] >= size[:, None] * scalar[None, :]) | (length == 0.0)[None, :]
+            bound = tl.where(within, reach, tl.minimum(reach, edge))
     return bound + ((D + 16) * ULP) * reach + 1e-34
+
+
+@triton.jit
+def _norms(q):
+    """Euclidean norms, a little too large, and absolute norms of query rows."""
+    wide = q.to(tl.float32)
+    return tl.sqrt_rn(tl.sum(wide * wide, 1)) * 1.0001 + 2e-18, tl.sum(tl.abs(wide), 1) * 1.0001
+
+
+@triton.jit
+def _numbers(NORM, SCALARS, place, blocks, NB, KIND: tl.constexpr):
+    """Largest norm of each block, and its radius or least projection."""
+    largest = tl.load(NORM + place + blocks, mask=blocks < NB, other=0.0)
+    scalar = largest
+    if KIND >= 3:
+        scalar = tl.load(SCALARS + place + blocks, mask=blocks < NB, other=0.0)
+    return largest, scalar
 
 
 @triton.jit(do_not_specialize=SIZES)
 def screen_kernel(
     Q1, Q2, TAU, LENGTHS, NORM1, VECTORS1, SCALARS1, NORM2, VECTORS2, SCALARS2, LISTS, COUNTS, G, H, T, S, ROWS,
     ROW_BLOCKS, NB, TILES, qb1, qh1, qt1, qb2, qh2, qt2, tau_b, tau_h, tau_t, SCALE, D: tl.constexpr,
-    DP: tl.constexpr, BM: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
-    VIEWS: tl.constexpr, RAGGED: tl.constexpr, NORMALIZE: tl.constexpr, ULP: tl.constexpr, PREC: tl.constexpr,
-    EARLY: tl.constexpr, UPCAST: tl.constexpr,
+    DP: tl.constexpr, BM: tl.constexpr, COUNT: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
+    KIND: tl.constexpr, VIEWS: tl.constexpr, RAGGED: tl.constexpr, NORMALIZE: tl.constexpr, ULP: tl.constexpr,
+    PREC: tl.constexpr, EARLY: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """COUNT blocks a program: those that may hold a survivor, in order, and how many."""
+    """COUNT blocks a program, STEP at a time: those that may hold a survivor, in order, and how many."""
     wait_for_predecessor(EARLY)
     tile, unit = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     b, g, head, token, exists = unit_of(unit, G, H, T, ROWS, ROW_BLOCKS, BM)
     length = S
     if RAGGED:
         length = tl.minimum(tl.maximum(tl.load(LENGTHS + b), 0), S)
-    if tile * COUNT * BLOCK >= length:
-        tl.store(COUNTS + unit * TILES + tile, 0)
-        return
-    cols = tl.arange(0, DP)
-    blocks = tile * COUNT + tl.arange(0, COUNT)
-    inside = blocks < NB
+    first = tile * COUNT
+    stop = tl.minimum(first + COUNT, tl.cdiv(length, BLOCK))
+    cols, lane = tl.arange(0, DP), tl.arange(0, STEP)
     last = tl.where(exists, length - T + token, -1)
-    alive = tl.where((blocks * BLOCK)[None, :] <= last[:, None], 1, 0)
-    if KIND > 0:
+    out = LISTS + unit.to(tl.int64) * NB + first
+    found = tile * 0
+    if KIND == 0:
+        for at in range(first, stop, STEP):
+            kept = tl.max(tl.where(((at + lane) * BLOCK)[None, :] <= last[:, None], 1, 0), 0)
+            tl.store(out + found + tl.cumsum(kept, 0) - kept, at + lane, mask=kept != 0)
+            found += tl.sum(kept, 0)
+    else:
         tau = row_thresholds(TAU, b, head, token, exists, tau_b, tau_h, tau_t)
         place = (b * G + g).to(tl.int64) * NB
-        q = query_rows(Q1, b, head, token, exists, qb1, qh1, qt1, cols, D, NORMALIZE, UPCAST)
-        upper = _upper(q, NORM1, VECTORS1, SCALARS1, place, blocks, inside, cols, D, KIND, ULP, PREC, UPCAST)
-        low = tl.where(upper * SCALE + 1e-37 < tau[:, None], 0, 1)
+        q1 = query_rows(Q1, b, head, token, exists, qb1, qh1, qt1, cols, D, NORMALIZE, UPCAST)
+        size1, total1 = _norms(q1)
+        side1 = _side(q1, KIND, BM, DP)
+        side2, size2, total2 = side1, size1, total1
         if VIEWS == 2:
-            q = query_rows(Q2, b, head, token, exists, qb2, qh2, qt2, cols, D, NORMALIZE, UPCAST)
-            upper = _upper(q, NORM2, VECTORS2, SCALARS2, place, blocks, inside, cols, D, KIND, ULP, PREC, UPCAST)
-            low = low | tl.where(upper * SCALE + 1e-37 < tau[:, None], 0, 1)
-        alive = alive & low
-    kept = tl.max(alive, 0) * inside.to(tl.int32)
-    at = tl.cumsum(kept, 0) - kept
-    tl.store(LISTS + unit.to(tl.int64) * NB + tile * COUNT + at, blocks, mask=kept != 0)
-    tl.store(COUNTS + unit * TILES + tile, tl.sum(kept, 0))
+            q2 = query_rows(Q2, b, head, token, exists, qb2, qh2, qt2, cols, D, NORMALIZE, UPCAST)
+            size2, total2 = _norms(q2)
+            side2 = _side(q2, KIND, BM, DP)
+        # Loaded a step ahead: the pipeline takes care of the vectors only.
+        largest1, scalar1 = _numbers(NORM1, SCALARS1, place, first + lane, NB, KIND)
+        largest2, scalar2 = largest1, scalar1
+        if VIEWS == 2:
+            largest2, scalar2 = _numbers(NORM2, SCALARS2, place, first + lane, NB, KIND)
+        for at in range(first, stop, STEP):
+            blocks = at + lane
+            inside = blocks < NB
+            upper = _upper(side1, size1, total1, VECTORS1, place, blocks, inside, largest1, scalar1, D, DP, KIND, ULP,
+                           PREC, UPCAST)  # fmt: skip
+            alive = tl.where(upper * SCALE + 1e-37 < tau[:, None], 0, 1)
+            largest1, scalar1 = _numbers(NORM1, SCALARS1, place, blocks + STEP, NB, KIND)
+            if VIEWS == 2:
+                upper = _upper(side2, size2, total2, VECTORS2, place, blocks, inside, largest2, scalar2, D, DP, KIND,
+                               ULP, PREC, UPCAST)  # fmt: skip
+                alive = alive | tl.where(upper * SCALE + 1e-37 < tau[:, None], 0, 1)
+                largest2, scalar2 = _numbers(NORM2, SCALARS2, place, blocks + STEP, NB, KIND)
+            alive = tl.where((blocks * BLOCK)[None, :] <= last[:, None], alive, 0)
+            kept = tl.max(alive, 0)
+            tl.store(out + found + tl.cumsum(kept, 0) - kept, blocks, mask=kept != 0)
+            found += tl.sum(kept, 0)
+    tl.store(COUNTS + unit * TILES + tile, found)
 
 
 @triton.jit(do_not_specialize=SIZES)
