@@ -243,7 +243,8 @@ def serving(bench: Bench) -> None:
     k = torch.nn.functional.normalize(k.float(), dim=-1).to(k.dtype)
     wide = elastic_decode(q.double(), k.double(), v.double(), None, beta=1.0, weights="tra", implementation="reference")
     low = elastic_decode(q, k, v, None, beta=1.0, weights="tra", implementation="reference")
-    assert isinstance(wide, torch.Tensor) and isinstance(low, torch.Tensor)
+    assert isinstance(wide, torch.Tensor)
+    assert isinstance(low, torch.Tensor)
     size = float(wide.norm())
     row = {
         "case": "serving", "pattern": "random unit keys", "density": 1.0, "block": 64, "batch": 8, "heads": 32,
