@@ -138,19 +138,8 @@ def _eps(alpha: float | torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, in
             mode = {1.5: ONE_AND_A_HALF, 2.0: TWO}.get(low, ANY)
     # Subtracted before it is narrowed: 1 + 1e-6 has few digits left in float32.
     eps = _per_head("alpha", alpha.double() - 1.0 if alpha.is_floating_point() else alpha, q)
-    return _Within.apply(eps), mode
-
-
-class _Within(torch.autograd.Function):
-    """Values brought into [LEAST_EPS, 1]; the gradient passes, so that an alpha at the end of its range can leave it."""
-
-    @staticmethod
-    def forward(ctx, x):  # type: ignore[no-untyped-def, override]
-        return x.clamp(LEAST_EPS, 1.0)
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def, override]
-        return grad
+    # The gradient passes outside too, so that an alpha beyond its range can come back.
+    return eps + (eps.clamp(LEAST_EPS, 1.0) - eps).detach(), mode
 
 
 def _factor(

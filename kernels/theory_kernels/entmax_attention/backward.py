@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 
 from ..primitives import SIZES, dot, load_rows, narrow, sequence
-from .forward import last_keys, load_items, products
-from .lists import list_of
+from .forward import load_items, products
+from .lists import last_keys, list_of
 from .weights import eighths, log_weights, narrow_dot, weights
 
 # Knowing that a length is a multiple of 16 saves the key kernel registers.

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ..primitives import SIZES, dot, load_rows, narrow, sequence
-from .lists import list_of
+from .lists import last_keys, list_of
 from .weights import eighths, largest_root, narrow_dot, solver_step, weights
 
 
@@ -28,15 +28,6 @@ def load_items(X, start, keys, stop, cols, stride, D: tl.constexpr, DP: tl.const
         return tl.load(at, mask=(cols < D)[None, :], other=0.0)
     else:
         return load_rows(X, start, stop, cols, stride, D, DP, BN, True)
-
-
-@triton.jit
-def last_keys(rows, off, q_len, k_len, CAUSAL: tl.constexpr):
-    """Last key that each row sees; -1 for rows that see none."""
-    last = k_len - 1 + rows * 0
-    if CAUSAL:
-        last = tl.minimum(last, rows + off)
-    return tl.where(rows < q_len, last, -1)
 
 
 @triton.jit
@@ -55,7 +46,7 @@ def forward_kernel(
     Q, K, V, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, OUT, TILTED, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NL, capacity,
     plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr,
     EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr,
-    KEEP: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
+    KEEP: tl.constexpr, TRIES: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     nh, block = tl.program_id(0) // BLOCKS, BLOCKS - 1 - tl.program_id(0) % BLOCKS
@@ -90,40 +81,50 @@ def forward_kernel(
         items, begin, end = list_of(ITEMS, COUNTS, IDENTITY, nh.to(tl.int64) * NL + first // B, capacity, 0, hi)
     high = tl.full([BM], 2.0, tl.float32)
     low = tl.full([BM], -32.0 if MODE == 0 else 0.0, tl.float32)
-    step, go = 0, 1
-    while go > 0:
-        total, slope, support = tl.zeros([BM, 8], tl.float32), tl.zeros([BM, 8], tl.float32), tl.zeros([BM, 8], tl.float32)
+    acc, tilted = tl.zeros([BM, EP], tl.float32), tl.zeros([BM, EP], tl.float32)
+    slopes = tl.zeros([BM, 8], tl.float32)
+    CLOSE: tl.constexpr = 6e-3 if MODE == 1 else 3e-4
+    step, tries = 0, 0
+    while tries < TRIES:
+        go = 1
+        while go > 0:
+            total, slope = tl.zeros([BM, 8], tl.float32), tl.zeros([BM, 8], tl.float32)
+            support = tl.zeros([BM, 8], tl.float32)
+            for start in range(begin, end, BN):
+                keys = tl.load(items + start + tl.arange(0, BN)) if LISTED else start + tl.arange(0, BN)
+                raw, seen, _ = products(q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST)
+                p, s = weights(raw, factor[:, None], state[:, None], eps, seen, MODE)
+                total += eighths(p)
+                slope += eighths(s)
+                if MODE == 1:
+                    support += eighths((s > 0.0).to(tl.float32))
+            state, low, high, large = solver_step(
+                state, low, high, tl.sum(total, 1), tl.sum(slope, 1), tl.sum(support, 1), eps, CLOSE, MODE
+            )
+            step += 1
+            go = tl.where(step < 40, tl.max((large & alive).to(tl.int32), 0), 0)
+        # The last step was small, and the solution most likely found: the sum of the weights tells.
+        acc, tilted = tl.zeros([BM, EP], tl.float32), tl.zeros([BM, EP], tl.float32)
+        total, slopes = tl.zeros([BM, 8], tl.float32), tl.zeros([BM, 8], tl.float32)
         for start in range(begin, end, BN):
             keys = tl.load(items + start + tl.arange(0, BN)) if LISTED else start + tl.arange(0, BN)
             raw, seen, _ = products(q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST)
             p, s = weights(raw, factor[:, None], state[:, None], eps, seen, MODE)
+            v = load_items(v_at, start, keys, k_len, vcols, vt, E, EP, BN, LISTED)
             total += eighths(p)
-            slope += eighths(s)
-            if MODE == 1:
-                support += eighths((s > 0.0).to(tl.float32))
-        state, low, high, large = solver_step(
-            state, low, high, tl.sum(total, 1), tl.sum(slope, 1), tl.sum(support, 1), eps, MODE
-        )
-        step += 1
-        go = tl.where(step < 40, tl.max((large & alive).to(tl.int32), 0), 0)
-    acc, tilted = tl.zeros([BM, EP], tl.float32), tl.zeros([BM, EP], tl.float32)
-    slope = tl.zeros([BM, 8], tl.float32)
-    for start in range(begin, end, BN):
-        keys = tl.load(items + start + tl.arange(0, BN)) if LISTED else start + tl.arange(0, BN)
-        raw, seen, _ = products(q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST)
-        p, s = weights(raw, factor[:, None], state[:, None], eps, seen, MODE)
-        v = load_items(v_at, start, keys, k_len, vcols, vt, E, EP, BN, LISTED)
-        acc = narrow_dot(p, v, acc, PREC, WIDE, UPCAST)
-        if KEEP:
-            tilted = narrow_dot(s, v, tilted, PREC, WIDE, UPCAST)
-            slope += eighths(s)
+            acc = narrow_dot(p, v, acc, PREC, WIDE, UPCAST)
+            if KEEP:
+                tilted = narrow_dot(s, v, tilted, PREC, WIDE, UPCAST)
+                slopes += eighths(s)
+        off_by = tl.where(alive, tl.abs(tl.sum(total, 1) - 1.0), 0.0)
+        tries = tl.where(tl.max(off_by, 0) > 2e-6, tries + 1, TRIES)
     # A negative temperature would turn the largest score into the smallest.
     acc = tl.where((given >= 0.0)[:, None], acc, float("nan"))
     inside = exists[:, None] & (vcols < E)[None, :]
     at = (row + rows)[:, None] * E + vcols[None, :]
     tl.store(OUT + at, narrow(acc, OUT.dtype.element_ty, UPCAST), mask=inside)
     if KEEP:
-        slope = tl.sum(slope, 1)
+        slope = tl.sum(slopes, 1)
         tilted = tilted / tl.where(slope > 0.0, slope, 1.0)[:, None]
         tl.store(TILTED + at, narrow(tilted, TILTED.dtype.element_ty, UPCAST), mask=inside)
         # What the bound's level was above, the exact one is too: both less the same margin.

@@ -39,20 +39,32 @@ def norms_kernel(
 
 
 @triton.jit
+def last_keys(rows, off, q_len, k_len, CAUSAL: tl.constexpr):
+    """Last key that each row sees; -1 for rows that see none."""
+    last = k_len - 1 + rows * 0
+    if CAUSAL:
+        last = tl.minimum(last, rows + off)
+    return tl.where(rows < q_len, last, -1)
+
+
+@triton.jit
 def _slot_maxima(
-    best, q, at, start, hi, pos, cols, kt, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    NS: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
+    best, q, at, start, hi, last, cols, kt, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    NS: tl.constexpr, MASKED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     k = load_rows(at, start, hi, cols, kt, D, DP, BN, MASKED)
     acc = dot(q, tl.trans(k), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
     if MASKED:
         keys = start + tl.arange(0, BN)
-        seen = (keys < hi)[None, :]
-        if CAUSAL:
-            seen = seen & (keys[None, :] <= pos[:, None])
-        acc = tl.where(seen, acc, float("-inf"))
+        acc = tl.where(keys[None, :] <= last[:, None], acc, float("-inf"))
     # Eight columns stay apart: they lie in different threads of the product's layout, so no thread needs another's.
     return tl.maximum(best, tl.max(tl.reshape(acc, [BM, NS, BN // (8 * NS), 8]), 2))
+
+
+@triton.jit
+def _row_sums(x):
+    """Sums over the slots of each row; those that lie in one thread first."""
+    return tl.sum(tl.sum(x, 1), 1)
 
 
 @triton.jit
@@ -60,8 +72,8 @@ def _slot_sums(raw, factor, state, eps, filled, MODE: tl.constexpr):
     p, s = weights(raw, factor[:, None, None], state[:, None, None], eps, filled, MODE)
     count = tl.zeros_like(state)
     if MODE == 1:
-        count = tl.sum(tl.sum((p > 0.0).to(tl.float32), 2), 1)
-    return tl.sum(tl.sum(p, 2), 1), tl.sum(tl.sum(s, 2), 1), count
+        count = _row_sums((s > 0.0).to(tl.float32))
+    return _row_sums(p), _row_sums(s), count
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -81,7 +93,7 @@ def bounds_kernel(
         return
     b = n * 0 if PACKED else n
     rows = first + tl.arange(0, BM)
-    pos = rows + off
+    last = last_keys(rows, off, q_len, k_len, CAUSAL)
     cols = tl.arange(0, DP)
     q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
     at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
@@ -93,10 +105,10 @@ def bounds_kernel(
         full = tl.minimum(full, tl.maximum(first + off + 1, 0) // BN)
     best = tl.full([BM, NS, 8], float("-inf"), tl.float32)
     for j in range(full):
-        best = _slot_maxima(best, q, at, j * BN, hi, pos, cols, kt, D, DP, BM, BN, NS, CAUSAL, False, PREC, UPCAST)
+        best = _slot_maxima(best, q, at, j * BN, hi, last, cols, kt, D, DP, BM, BN, NS, False, PREC, UPCAST)
     for j in tl.range(full, tl.cdiv(hi, BN), num_stages=1):
-        best = _slot_maxima(best, q, at, j * BN, hi, pos, cols, kt, D, DP, BM, BN, NS, CAUSAL, True, PREC, UPCAST)
-    anchor = tl.max(tl.max(best, 2), 1)
+        best = _slot_maxima(best, q, at, j * BN, hi, last, cols, kt, D, DP, BM, BN, NS, True, PREC, UPCAST)
+    anchor = tl.max(tl.max(best, 1), 1)
     alive = anchor > float("-inf")
     anchor = tl.where(alive, anchor, 0.0)
     eps = tl.load(EPS + h)
@@ -109,11 +121,12 @@ def bounds_kernel(
     step, go = 0, 1
     while go > 0:
         total, slope, count = _slot_sums(raw, factor, state, eps, filled, MODE)
-        state, low, high, large = solver_step(state, low, high, total, slope, count, eps, MODE)
+        # A bound need not be close to the last bit.
+        state, low, high, large = solver_step(state, low, high, total, slope, count, eps, 0.04, MODE)
         step += 1
         go = tl.where(step < 30, tl.max((large & alive).to(tl.int32), 0), 0)
     # A little more than the solution, checked: an upper bound of the state is a lower bound of the threshold.
-    state = state + 1e-5 * (1.0 if MODE == 0 else state)
+    state = state + 1e-3 * (1.0 if MODE == 0 else state)
     total, slope, count = _slot_sums(raw, factor, state, eps, filled, MODE)
     state = tl.where(total >= 1.0, tl.minimum(state, high), high)
     wide = q.to(tl.float32)

@@ -56,29 +56,29 @@ def largest_root(state, eps, MODE: tl.constexpr):
 
 
 @triton.jit
-def solver_step(state, low, high, total, slope, count, eps, MODE: tl.constexpr):
+def solver_step(state, low, high, total, slope, count, eps, close, MODE: tl.constexpr):
     """One safeguarded step to sum p = 1.
 
     ``total`` sum p, ``slope`` sum s, ``count`` size of the support (MODE 1), at ``state``. Returns the new state and
-    bracket, and whether the step was so large that another is needed: the error after it is of the order of the
-    square of the relative step.
+    bracket, and whether the step was larger than ``close``, relative to the state (MODE 0: to 1). The error after it is
+    of the order of its square, and mostly of its cube in MODE 1.
     """
     high = tl.where(total >= 1.0, tl.minimum(high, state), high)
     low = tl.where(total < 1.0, tl.maximum(low, state), low)
     if MODE == 0:
         bottom = tl.exp(eps * state) * slope
         step = -tl.log(tl.where(total > 0.0, total, 1.0)) * total / tl.where(bottom > 0.0, bottom, 1.0)
-        large = tl.abs(step) > 1e-4
+        large = tl.abs(step) > close
     elif MODE == 1:
         # The support being right, sum (y + d)^2 = 1 is a quadratic equation; without a root, Newton's step.
         gap = 1.0 - total
         inside = slope * slope + count * gap
         bottom = slope + tl.where(inside > 0.0, tl.sqrt(tl.where(inside > 0.0, inside, 0.0)), slope)
         step = tl.where(bottom > 0.0, gap / tl.where(bottom > 0.0, bottom, 1.0), 2.0)
-        large = tl.abs(step) > 1e-3 * state
+        large = tl.abs(step) > close * state
     else:
         step = tl.where(slope > 0.0, (1.0 - total) / tl.where(slope > 0.0, slope, 1.0), 2.0)
-        large = tl.abs(step) > 3e-4 * state
+        large = tl.abs(step) > close * state
     new = state + step
     inside = (new > low) & (new < high)
     new = tl.where(large & (inside == 0), 0.5 * (low + high), new)
