@@ -51,7 +51,7 @@ def measure_model(folder: Path, wanted: Mapping[str, Any], corpus: str | None, d
         stretch = bool(wanted.get("ntk", True))
         found["loss"] = losses(loaded, texts, wanted.get("loss_lengths", []), count, stretch)
         found["heads"] = heads(loaded, texts, wanted.get("probe_lengths", []), count, stretch)
-    if wanted.get("sentence") and len(getattr(_attention(loaded)[0], "views", ())) != 0:
+    if wanted.get("sentence") and _attention(loaded)[0].mechanism.views == 2:
         found["inhibition"] = inhibition(loaded, wanted["sentence"])
     if wanted.get("tasks"):
         found["tasks"] = tasks(loaded, wanted, corpus)
