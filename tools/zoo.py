@@ -18,6 +18,7 @@ import click
 
 from theory_lab.errors import InputError, TheoryLabError
 from theory_lab.models.catalog import ZOO
+from theory_lab.models.conversion import hushed
 
 #: Of one model's weights: what fits into a package.
 MOST_BYTES = 5_000_000
@@ -66,7 +67,8 @@ def install(run: Path, name: str | None, corpus: Path | None, into: Path = ZOO) 
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into, prefix=".new-") as made:
         folder = Path(made)
-        numbers = _weights(run, folder)
+        with hushed():
+            numbers = _weights(run, folder)
         for file in _TOKENIZER:
             if (run / file).exists():
                 shutil.copyfile(run / file, folder / file)
@@ -75,7 +77,9 @@ def install(run: Path, name: str | None, corpus: Path | None, into: Path = ZOO) 
         (folder / "README.md").write_text(card(name, record, manifest, numbers), encoding="utf-8")
         target = into / name
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(folder, target)
+        target.mkdir()
+        for file in folder.iterdir():
+            shutil.copyfile(file, target / file.name)  # with the permissions of any new file
     return target
 
 
@@ -110,6 +114,7 @@ def _weights(run: Path, folder: Path) -> dict[str, Any]:
         "bytes": size,
         "divergence": float(divergence),
         "learned": _learned(again),
+        "options": dict(again.config.attention_parameters),
     }
 
 
@@ -128,8 +133,7 @@ def _learned(model: Any) -> list[tuple[int, str, list[float]]]:
 def card(name: str, record: dict[str, Any], manifest: dict[str, Any] | None, numbers: dict[str, Any]) -> str:
     """The model card, in Markdown with the Hub's front matter."""
     settings = record["settings"]
-    own = settings.get("attention_parameters") or {}
-    options = ", ".join(f"{key} {value}" for key, value in own.items()) or "its defaults"
+    options = ", ".join(f"{key} {value}" for key, value in numbers["options"].items()) or "nothing to set"
     lines = [
         "---", "license: apache-2.0", "language: en", "library_name: transformers", "pipeline_tag: text-generation",
         "tags: [theory-lab, attention]", "---", "", f"# {name}", "",
@@ -139,7 +143,7 @@ def card(name: str, record: dict[str, Any], manifest: dict[str, Any] | None, num
         "```sh", f"theory-lab probe {name}", f"theory-lab explore {name}", "```", "",
         "## Training", "",
         "| | |", "|---|---|",
-        f"| mechanism | {settings['attention']}: {options} |",
+        f"| mechanism | `{settings['attention']}` ({options}; where these are learned, their start) |",
         f"| steps, tokens | {record['steps']:,} steps, {record['tokens']:,} tokens |",
         f"| batch, length | {settings['batch']} sequences of {settings['length']} tokens, the first one `<bos>` |",
         f"| optimizer | AdamW, learning rate {settings['lr']:g} to {settings['lr_min']:g} (cosine), "
