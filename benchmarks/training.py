@@ -12,6 +12,7 @@ all begin their first step together, and the rates add up. One row a line, as CS
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import multiprocessing
@@ -27,7 +28,7 @@ from theory_lab.errors import TheoryLabError
 from theory_lab.settings import Silent
 
 COLUMNS = (
-    "device", "torch", "size", "attention", "parameters", "batch", "length", "dtype", "graph", "compile", "processes",
+    "device", "torch", "size", "attention", "sdpa", "parameters", "batch", "length", "dtype", "graph", "compile", "processes",
     "tokens_per_second", "ms_per_step", "mfu", "mfu_causal", "setup_seconds", "memory_gib", "loss", "error",
 )  # fmt: skip
 
@@ -67,6 +68,15 @@ def make_corpus(folder: Path, vocabulary: int, tokens: int) -> None:
     (folder / "tokenizer.json").write_text("{}")
 
 
+def sdpa(name: str) -> contextlib.AbstractContextManager[Any]:
+    """PyTorch's own choice of a softmax kernel, or one of them."""
+    if name == "default":
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel({"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[name])
+
+
 def measure(arguments: dict[str, Any], attention: str, corpus: str, barrier: Any = None) -> dict[str, Any]:
     """One run; its row."""
     import torch
@@ -93,7 +103,8 @@ def measure(arguments: dict[str, Any], attention: str, corpus: str, barrier: Any
             compile=arguments["compile"],
             eval_batches=1,
         )
-        record = train(settings, progress=show).record
+        with sdpa(arguments["sdpa"]):
+            record = train(settings, progress=show).record
     except TheoryLabError as error:
         return {**row, "error": " ".join(str(error).split())}
     except Exception as error:  # one mechanism that fails must not hide the others
@@ -155,6 +166,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--graph", default="auto", choices=["auto", "yes", "no"])
+    parser.add_argument("--sdpa", default="default", choices=["default", "flash", "cudnn"], help="softmax kernel")
     parser.add_argument("--out", help="append the rows to this file")
     typed = vars(parser.parse_args())
     names = [name.replace(";", ",") for name in typed.pop("attention").split(",")]
