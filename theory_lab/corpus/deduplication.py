@@ -83,7 +83,8 @@ class Deduplicator:
             kept.append(paragraph)
         result = "\n\n".join(kept)
         self.found.characters += len(text) - len(result)
-        if len(result) < self._remnant * len(text) or not any(len(part) >= SHORTEST for part in kept):
+        headings = len(result) < len(text) and not any(len(part) >= SHORTEST for part in kept)
+        if headings or len(result) < self._remnant * len(text):
             self.found.documents += 1
             self.found.characters += len(result)
             return None

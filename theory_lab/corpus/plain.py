@@ -42,6 +42,10 @@ _FURNITURE = frozenset(
 )
 
 
+#: Stand for the beginning and the ends of lines of preformatted text, whose white space is to stay.
+_VERBATIM, _LINE = "\ue002", "\ue003"
+
+
 def from_html(raw: bytes | str) -> str:
     """The words of a page: its main part, without navigation; blocks apart, preformatted text as it stands."""
     try:
@@ -59,7 +63,8 @@ def from_html(raw: bytes | str) -> str:
             break
     parts: list[str] = []
     _walk(root, parts, pre=False)
-    return clean(re.sub(r"[ \t]*\n[ \t]*\n[ \t\n]*", "\n\n", "".join(parts)).replace("\N{NO-BREAK SPACE}", " "))
+    text = re.sub(r"[ \t]*\n[ \t]*\n[ \t\n]*", "\n\n", "".join(parts)).replace("\N{NO-BREAK SPACE}", " ")
+    return clean(text.replace(_VERBATIM, "").replace(_LINE, "\n"))
 
 
 def _walk(node: Any, parts: list[str], pre: bool) -> None:
@@ -69,7 +74,7 @@ def _walk(node: Any, parts: list[str], pre: bool) -> None:
     while todo:
         item, inside, closing = todo.pop()
         if isinstance(item, str):
-            parts.append(item if inside else _SPACE.sub(" ", item))
+            parts.append(item.replace("\n", _LINE) if inside else _SPACE.sub(" ", item))
             continue
         tag = item.tag if isinstance(item.tag, str) else None
         if closing:
@@ -81,7 +86,7 @@ def _walk(node: Any, parts: list[str], pre: bool) -> None:
         if tag == "br":
             parts.append("\n")
         elif tag in _BLOCKS:
-            parts.append("\n\n")
+            parts.append("\n\n" + _VERBATIM if tag == "pre" else "\n\n")
         elif tag in ("td", "th"):
             parts.append(" ")
         todo.append((item, within, True))

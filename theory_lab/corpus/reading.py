@@ -104,9 +104,7 @@ class Corpus:
         try:
             return np.load(self.path / f"{split}.documents.npy", allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise InputError(
-                "corpus", str(self.path), f"{split}.documents.npy cannot be read: build it again"
-            ) from error
+            raise InputError("corpus", str(self.path), f"{split}.documents.npy is damaged: build it again") from error
 
     def source(self, split: str = "train", seed: int = 0) -> CorpusSource:
         """Random crops of a split, as a :class:`~theory_lab.tasks.source.Source`."""
@@ -172,16 +170,17 @@ class CorpusSource:
         Raises
         ------
         InputError
-            If the split is shorter than one sequence.
+            If the split is smaller than one batch.
         """
         check_batch(step, size, length)
-        places = len(self._tokens) - (length - 1) + 1
-        if places < 1:
+        if len(self._tokens) < size * (length - 1):
             raise InputError(
-                "length",
-                length,
-                f"the {self.split} split of '{self.corpus.name}' has {len(self._tokens):,} tokens: fewer are allowed",
+                "corpus",
+                self.corpus.name,
+                f"its {self.split} split has {len(self._tokens):,} tokens, fewer than a batch of {size:,} sequences of "
+                f"{length:,}: a smaller batch, or more text, is needed",
             )
+        places = len(self._tokens) - (length - 1) + 1
         digest = cell_digest({"corpus": self._sha256, "split": self.split, "length": int(length)}, self.seed)
         starts = below(draw_words(digest, int(step), int(size), 1, TRAINING)[:, 0], places)
         tokens = _crops(self._tokens, starts, int(length))

@@ -320,7 +320,7 @@ def _states(model: LoadedModel, ids: torch.Tensor, piece: int) -> Iterator[tuple
     for start in range(0, length, piece):
         found = model.backbone(input_ids=ids[:, start : start + piece], use_cache=True, **held)
         # transformers renamed it.
-        name = next((key for key in ("past_key_values", "cache") if found.get(key) is not None), None)
+        name = next((key for key in ("cache", "past_key_values") if found.get(key) is not None), None)
         if name is None and start + piece < length:
             raise InputError("chunk", piece, "the model keeps no keys from one piece to the next: 0 is allowed")
         held = {} if name is None else {name: found[name]}
