@@ -78,8 +78,8 @@ def install(run: Path, name: str | None, corpus: Path | None, into: Path = ZOO) 
         target = into / name
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
-        for file in folder.iterdir():
-            shutil.copyfile(file, target / file.name)  # with the permissions of any new file
+        for part in folder.iterdir():
+            shutil.copyfile(part, target / part.name)  # with the permissions of any new file
     return target
 
 
