@@ -28,8 +28,9 @@ from theory_lab.errors import TheoryLabError
 from theory_lab.settings import Silent
 
 COLUMNS = (
-    "device", "torch", "size", "attention", "sdpa", "parameters", "batch", "length", "dtype", "graph", "compile", "processes",
-    "tokens_per_second", "ms_per_step", "mfu", "mfu_causal", "setup_seconds", "memory_gib", "loss", "error",
+    "device", "torch", "size", "attention", "sdpa", "parameters", "batch", "length", "dtype", "graph", "compile",
+    "processes", "tokens_per_second", "ms_per_step", "mfu", "mfu_causal", "setup_seconds", "memory_gib", "loss",
+    "error",
 )  # fmt: skip
 
 
