@@ -42,8 +42,8 @@ class Cache:
         self.k *= SMALL
         self.heads, self.groups, self.length, self.dim = heads, groups, length, dim
 
-    def plant(self, density: float, pattern: str, block: int) -> torch.Tensor:
-        """A copy of the keys with one that survives in ``density`` of the blocks of each head."""
+    def plant(self, density: float, pattern: str, block: int, one: bool = False) -> torch.Tensor:
+        """A copy of the keys of which all (or ``one``) survive in ``density`` of the blocks of each head."""
         k = self.k.clone()
         blocks = self.length // block
         for g in range(self.groups):
@@ -58,24 +58,29 @@ class Cache:
                 chosen = (first[:, None] * run + torch.arange(run, device=k.device)).flatten()
             else:
                 chosen = torch.randperm(blocks, generator=self.generator, device=k.device)[:count]
-            at = chosen * block + torch.randint(block, chosen.shape, generator=self.generator, device=k.device)
+            at = chosen * block
+            if one:
+                at += torch.randint(block, chosen.shape, generator=self.generator, device=k.device)
+            else:
+                at = (at[:, None] + torch.arange(block, device=k.device)).flatten()
             q = self.q[0, g * (self.heads // self.groups), 0].float()
-            k[0, g, at] = (q * (PLANTED * math.sqrt(self.dim) / q.square().sum())).to(k.dtype)
+            k[0, g, at] += (q * (PLANTED * math.sqrt(self.dim) / q.square().sum())).to(k.dtype)
         return k
 
 
 def gate(
-    call: Callable[[], torch.Tensor], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tau: float
+    call: Callable[[], torch.Tensor], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tau: torch.Tensor
 ) -> tuple[float, float]:
     """Relative error and what is allowed: 2 (that of the reference in low precision + rounding), over every head."""
     got = call().double()
     wrong = low = size = 0.0
     group = q.shape[1] // k.shape[1]
     for g in range(k.shape[1]):
-        cut = (q[:, g * group : (g + 1) * group], k[:, g : g + 1], v[:, g : g + 1])
-        exact = elastic_decode(*(x.double() for x in cut), None, tau, implementation="reference")
-        eager = elastic_decode(*cut, None, tau, implementation="reference")
-        wrong += float((got[:, g * group : (g + 1) * group] - exact).square().sum())
+        rows = slice(g * group, (g + 1) * group)
+        cut = (q[:, rows], k[:, g : g + 1], v[:, g : g + 1])
+        exact = elastic_decode(*(x.double() for x in cut), None, tau[:, rows], implementation="reference")
+        eager = elastic_decode(*cut, None, tau[:, rows], implementation="reference")
+        wrong += float((got[:, rows] - exact).square().sum())
         low += float((eager.double() - exact).square().sum())
         size += float(exact.square().sum())
     size = math.sqrt(size)
@@ -156,7 +161,7 @@ def dense(bench: Bench, cache: Cache) -> None:
 
         row = {"case": "dense", "pattern": "random", "mechanism": name, "density": 1.0, **_facts(cache)}
         try:
-            error = gate(call, q, k, v, -math.inf)
+            error = gate(call, q, k, v, torch.full((1, cache.heads, 1), -math.inf, device=q.device))
         except Exception as failure:
             bench.write({**row, "note": f"not run: {type(failure).__name__}: {str(failure)[:80]}"})
             continue
@@ -191,8 +196,37 @@ def ours(
         row["metadata"] = bounds.nbytes / total
         size += bounds.nbytes
     row["read"] = share
-    error = gate(call, q, k, v, float(tau[0, 0, 0])) if gated else None
+    error = gate(call, q, k, v, tau) if gated else None
     bench.time(row, call, size, error)
+
+
+def values(bench: Bench, cache: Cache) -> None:
+    """No bound screens anything, and a share of the keys survives: their values alone are read, or (eager) all."""
+    q, k, v = cache.q, cache.k, cache.v
+    group = cache.heads // cache.groups
+    part = slice(0, 1 << 17)
+    score = (q.float() @ k[:, :, part].float().repeat_interleave(group, 1).transpose(-1, -2)) * cache.dim**-0.5
+    for share in (1.0, 0.38, 0.1, 0.01, 0.001):
+        tau = torch.full((1, cache.heads, 1), -math.inf, device=q.device)
+        if share < 1:
+            tau = score.kthvalue(round((1 - share) * score.shape[-1]), -1).values
+        for lazy in (True, False):
+            launch.LAZY, old = lazy, launch.LAZY
+
+            def call(tau: torch.Tensor = tau) -> torch.Tensor:
+                out = elastic_decode(q, k, v, None, tau)
+                assert isinstance(out, torch.Tensor)
+                return out
+
+            _, found = elastic_decode(q, k, v, None, tau, return_statistics=True)
+            read = float(found.survivors.sum()) / (cache.length * cache.heads) if lazy else 1.0
+            row = {
+                "case": "values", "pattern": "survivors' values" if lazy else "all values", "mechanism": "elastic",
+                "density": share, "read": read, "kind": "none", "block": 64, **_facts(cache),
+            }  # fmt: skip
+            size = (k.numel() + read * v.numel()) * k.element_size()
+            bench.time(row, call, size, gate(call, q, k, v, tau))
+            launch.LAZY = old
 
 
 def sweep(bench: Bench, cache: Cache, density: float) -> None:
@@ -200,13 +234,21 @@ def sweep(bench: Bench, cache: Cache, density: float) -> None:
     k = cache.plant(density, "scattered", 64)
     bounds = make_block_bounds(k, "minmax", block=64)
     original, original_screen = launch.options, launch.screen_options
-    for warps, stages, per_sm in ((4, 3, 2), (4, 3, 1), (4, 4, 2), (2, 3, 2)):
-        chosen = launch.Options(16, 64, warps, stages, per_sm)
+    for keys, warps, stages, per_sm in (
+        (64, 4, 2, 2), (64, 4, 3, 2), (64, 4, 4, 2), (64, 2, 3, 3), (32, 4, 4, 2), (64, 8, 4, 1)
+    ):  # fmt: skip
+        chosen = launch.Options(16, keys, warps, stages, per_sm)
         launch.options = lambda *_, chosen=chosen: chosen
-        ours(bench, cache, k, bounds, density, "scattered", "sweep", False, f"attention {tuple(chosen)}")
+        for lazy in (True, False):
+            launch.LAZY, old = lazy, launch.LAZY
+            note = f"attention {tuple(chosen)}{' lazy' * lazy}"
+            ours(bench, cache, k, bounds, density, "scattered", "sweep", False, note)
+            if lazy:
+                ours(bench, cache, cache.k, None, 1.0, "random", "sweep", False, note)
+            launch.LAZY = old
     launch.options = original
-    shapes = [(256, step, 4, stages) for step in (32, 64, 128) for stages in (2, 3, 4) if step * stages <= 256]
-    shapes += [(128, 64, 4, 2), (512, 64, 4, 3), (1024, 64, 4, 3), (512, 32, 4, 4), (256, 64, 8, 3), (256, 128, 8, 2)]
+    shapes = [(256, step, 4, stages) for step in (32, 64) for stages in (2, 3, 4)]
+    shapes += [(128, 64, 4, 2), (512, 64, 4, 3), (512, 32, 4, 4), (256, 64, 8, 3), (256, 128, 8, 2)]
     for shape in shapes:
         screening = launch.Screening(*shape)
         launch.screen_options = lambda *_, chosen=screening: chosen
@@ -303,6 +345,11 @@ def main() -> None:
             k = cache.plant(density, pattern, 64)
             ours(bench, cache, k, make_block_bounds(k, "minmax", block=64), density, pattern, "density")
             del k
+    for density in (1.0, 0.38, 0.1):
+        k = cache.plant(density, "scattered", 64, True)
+        ours(bench, cache, k, make_block_bounds(k, "minmax", block=64), density, "one key a block", "density")
+        del k
+    values(bench, cache)
     for kind, block in (("norm", 64), ("ball", 64), ("cap", 64), ("minmax", 128), ("ball", 128)):
         k = cache.plant(0.1, "scattered", block)
         ours(bench, cache, k, make_block_bounds(k, kind, block=block), 0.1, "scattered", "kind")

@@ -22,6 +22,8 @@ _KINDS = {"norm": 1, "minmax": 2, "ball": 3, "cap": 4}
 _UNITS = 1024
 # Parts that one step of their sum joins.
 SPAN = 32
+# Read the values of survivors only, not those of all keys of a block.
+LAZY = True
 # Launch each kernel while the one before still runs (programmatic dependent launch).
 EARLY = False
 
@@ -151,7 +153,7 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
         peak, mass, alive, units, g, h, t, paging.capacity, rows, row_blocks, blocks, paging.page_size,
         table.shape[-1], programs, *queries, *k1.stride()[:3], *k2.stride()[:3], *v.stride()[:3], *tau.stride(),
         problem.scale, BN=chosen.keys, POWER=problem.power, PAGED=paged, WIDE=v.dtype == torch.float16 and not
-        problem.softmax, **flags, **shared, **early, num_warps=chosen.warps, num_stages=stages,
+        problem.softmax, LAZY=LAZY, **flags, **shared, **early, num_warps=chosen.warps, num_stages=stages,
     )  # fmt: skip
     eps = problem.rms_eps
     combine_kernel[(units * per,)](

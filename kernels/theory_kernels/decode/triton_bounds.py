@@ -37,9 +37,8 @@ def bounds_kernel(
     if PAGED == 0:
         at += b.to(tl.int64) * kb
     table = TABLE + b.to(tl.int64) * MAX_PAGES
-    k = cache_rows(at, table, first, stop, kb, ks, PAGE_SIZE, cols, D, DP, BLOCK, PAGED).to(tl.float32)
-    rows = tl.arange(0, BLOCK)
-    inside = first + rows < stop
+    inside = first + tl.arange(0, BLOCK) < stop
+    k = cache_rows(at, table, first, stop, inside, kb, ks, PAGE_SIZE, cols, D, DP, BLOCK, PAGED, False).to(tl.float32)
     norm = tl.where(inside, _norms(k), 0.0)
     place = bg.to(tl.int64) * NB + block
     tl.store(NORM + place, tl.max(norm, 0))

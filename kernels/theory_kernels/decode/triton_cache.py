@@ -30,15 +30,17 @@ def wait_for_predecessor(EARLY: tl.constexpr):
 
 @triton.jit
 def cache_rows(
-    X, TABLE, start, stop, page_stride, row_stride, PAGE_SIZE, cols, D: tl.constexpr, DP: tl.constexpr,
-    COUNT: tl.constexpr, PAGED: tl.constexpr,
+    X, TABLE, start, stop, wanted, page_stride, row_stride, PAGE_SIZE, cols, D: tl.constexpr, DP: tl.constexpr,
+    COUNT: tl.constexpr, PAGED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """Rows start .. start + COUNT - 1 of a cache, 0 from ``stop`` on.
+    """Rows start .. start + COUNT - 1 of a cache, 0 from ``stop`` on and (SOME) where not ``wanted``.
 
     ``PAGED``: 0 contiguous, 1 a page holds all COUNT rows, 2 every row looks up its page.
     """
     step = tl.arange(0, COUNT)
     inside = (start + step < stop)[:, None]
+    if SOME:
+        inside = inside & wanted[:, None]
     if D != DP:
         inside = inside & (cols < D)[None, :]
     if PAGED == 2:

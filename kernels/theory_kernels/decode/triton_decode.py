@@ -31,7 +31,7 @@ def _score(
     q, K, TABLE, key, length, page_stride, row_stride, PAGE_SIZE, cols, SCALE, D: tl.constexpr, DP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PAGED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    k = cache_rows(K, TABLE, key, length, page_stride, row_stride, PAGE_SIZE, cols, D, DP, BN, PAGED)
+    k = cache_rows(K, TABLE, key, length, key, page_stride, row_stride, PAGE_SIZE, cols, D, DP, BN, PAGED, False)
     return dot(q, tl.trans(k), tl.zeros([BM, BN], tl.float32), PREC, UPCAST) * SCALE
 
 
@@ -50,7 +50,7 @@ def attend_kernel(
     vg, vs, tau_b, tau_h, tau_t, SCALE, D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, UB: tl.constexpr, VIEWS: tl.constexpr,
     SOFTMAX: tl.constexpr, POWER: tl.constexpr, RAGGED: tl.constexpr, PAGED: tl.constexpr,
-    NORMALIZE: tl.constexpr, COUNTED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr,
+    NORMALIZE: tl.constexpr, LAZY: tl.constexpr, COUNTED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr,
     EARLY: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     wait_for_predecessor(EARLY)
@@ -129,8 +129,10 @@ def attend_kernel(
                         alive = alive | (y > 0.0)
                 if COUNTED:
                     survivors += tl.sum(alive.to(tl.int32), 1)
-                v = cache_rows(v_at, table, key, length, vb, vs, PAGE_SIZE, vcols, E, EP,
-                               BN, PAGED)  # fmt: skip
+                # LAZY reads the values of survivors only, but cannot load them before the scores are there.
+                wanted = tl.max(alive.to(tl.int32), 0) > 0
+                v = cache_rows(v_at, table, key, length, wanted, vb, vs, PAGE_SIZE, vcols, E, EP, BN, PAGED,
+                               LAZY)  # fmt: skip
                 acc = _add(acc, w, v, PREC, WIDE, UPCAST)
             row = (index + unit).to(tl.int64) * tl.minimum(ROWS, BM) + tl.arange(0, BM)
             tl.store(OUT + row[:, None] * E + vcols[None, :], acc, mask=exists[:, None] & (vcols < E)[None, :])
