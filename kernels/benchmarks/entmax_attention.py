@@ -16,7 +16,9 @@ from bench import Bench
 from mechanisms import Mechanism, adasplash, sdpa
 from theory_kernels.entmax_attention import entmax_attention, operator
 from theory_kernels.entmax_attention.plan import BLOCK
-from torch.nn.functional import normalize
+from timing import measure
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import normalize, scaled_dot_product_attention
 
 
 def random_normal(
@@ -82,6 +84,41 @@ def facts(operands: list[torch.Tensor]) -> dict[str, object]:
     return {"keys64": float(shown), "paths": f"{int(walked.sum())} of {counts.numel()} blocks unlisted"}
 
 
+def decode(bench: Bench, heads: int = 16, length: int = 524_288, dim: int = 128) -> None:
+    """One query against a long cache."""
+    q, k, v = random_normal(heads, length, dim, bench.device)
+    q = q[:, :, -1:].contiguous()
+
+    def flash() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return scaled_dot_product_attention(q, k, v)
+
+    def ours(alpha: float) -> torch.Tensor:
+        return entmax_attention(q, k, v, alpha=alpha, query_offset=length - 1)
+
+    wide = [x.double() for x in (q, k, v)]
+    for name, call, want in (
+        ("FA2", flash, scaled_dot_product_attention(*wide)),
+        *((f"entmax {a:g}", partial(ours, a),
+           entmax_attention(*wide, alpha=a, query_offset=length - 1, implementation="reference"))
+          for a in (1.25, 1.5)),
+    ):  # fmt: skip
+        size = float(want.norm())
+        error, allowed = float((call().double() - want).norm()) / size, 2.0**-7
+        row = {
+            "case": "decode", "pattern": "normal", "mechanism": name, "direction": "forward", "batch": 1, "heads": heads,
+            "groups": heads, "length": length, "dim": dim, "dtype": "bfloat16", "error": error, "allowed": allowed,
+        }  # fmt: skip
+        if not error <= allowed:
+            bench.write({**row, "note": f"gate failed: {error / allowed:.2f} times the allowed error"})
+            continue
+        timing = measure(call)
+        bench.write({
+            **row, "ms": timing.median, "ms_p10": timing.low, "ms_p90": timing.high, "method": timing.method,
+            "eager_ms": timing.eager,
+        })  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="CSV to write")
@@ -111,6 +148,8 @@ def main() -> None:
             both("alpha", "normal", [mechanism(alpha)], random_normal(12, 16384, 64, device))
         for dim in (80, 128, 256):
             both("dim", "normal", [flash, ours], random_normal(12, 8192, dim, device))
+    if not options.quick:
+        decode(bench)
     if options.adasplash is not None:
         peer = adasplash(options.adasplash, options.adasplash_configs)
         both("length", "normal", [peer], random_normal(12, 16384, 64, device))

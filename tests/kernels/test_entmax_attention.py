@@ -335,6 +335,48 @@ def test_blocks_that_overflow_walk_everything(device: torch.device, triton: str,
         assert float((got[name] - x).norm()) <= 1e-5 * float(x.norm()), name
 
 
+FEW = [
+    Case(t=1, s=150, heads=4, groups=2, options={"query_offset": 149}),
+    Case(t=5, s=90, heads=2, alpha=(1.2, 2.0), dtype=BF16, e=24,
+         options={"cu_seqlens": [0, 2, 2, 5], "cu_seqlens_k": [0, 40, 40, 90], "query_offset": [38, 0, 47]}),
+    Case(batch=2, t=2, s=70, heads=1, options={"lengths": [70, 0], "query_offset": [68, -1]}),
+]  # fmt: skip
+
+
+def _assert_few_rows(case: Case, device: torch.device) -> None:
+    operands, temperature, _ = _inputs(case, device)
+    options = _options(case, device)
+    alpha = case.alpha if isinstance(case.alpha, float) else torch.tensor(case.alpha, device=device)
+    want, eager, got = (
+        entmax_attention(*(x.to(dtype) for x in operands), alpha=alpha if not isinstance(alpha, torch.Tensor) else
+                         alpha.to(F64 if dtype == F64 else F32), temperature=temperature, implementation=name,
+                         **options).double()
+        for name, dtype in (("reference", F64), ("reference", case.dtype), ("triton", case.dtype))
+    )  # fmt: skip
+    k = operands[1].double()
+    reach = float((operands[0].double().norm(dim=-1) * temperature).max() * k.norm(dim=-1).max()) * case.d**-0.5
+    eps = (1.0 + reach) * 2.0**-21 if case.dtype == F32 else torch.finfo(case.dtype).eps
+    size = float(operands[2].double().abs().max()) * math.sqrt(want.numel())
+    assert float((got - want).norm()) <= 2 * (float((eager - want).norm()) + eps * size)
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_few_rows(case: Case, device: torch.device, triton: str, poisoned: None) -> None:
+    """Decoding, where nothing is kept for a backward: kernels of their own."""
+    _assert_few_rows(case, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("t", [1, 8])
+def test_few_rows_large(t: int, d: int, alpha: float, device: torch.device, triton: str, poisoned: None) -> None:
+    _assert_few_rows(
+        Case(batch=2, t=t, s=20_000, heads=8, groups=2, d=d, e=d, alpha=alpha, dtype=BF16, scale=2.0,
+             options={"query_offset": 20_000 - t}), device,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("implementation", ["chunked", "triton"])
 def test_two_runs_are_bitwise_equal(implementation: str, device: torch.device, triton: str) -> None:
     case = Case(t=40, s=40, heads=2, dtype=BF16, options={"list_from": 0})

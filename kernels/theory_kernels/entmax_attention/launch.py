@@ -9,9 +9,10 @@ from ..geometry import Geometry, remembered
 from ..primitives import INTERPRETED
 from ..screen import padded
 from .backward import key_kernel, query_kernel
+from .decode import CHUNK, scores_kernel, threshold_kernel, values_kernel
 from .forward import forward_kernel
 from .lists import bounds_kernel, lists_kernel, norms_kernel
-from .plan import BLOCK, PAD, Plan, room
+from .plan import BLOCK, FEW_ROWS, PAD, Plan, room
 
 # How often the forward looks for the threshold anew when the weights, once summed, miss 1 by more than rounding.
 TRIES = 3
@@ -158,6 +159,8 @@ def forward(
     if call.empty:
         none = v.new_zeros(shape if keep else (0, 0, 0, 0))
         return v.new_zeros(shape), none, rows, items, counts
+    if not keep and geometry.max_q * (call.h // call.g) <= FEW_ROWS:
+        return _few_rows(call, mode), v.new_empty((0, 0, 0, 0)), rows, items, counts
     out = call.like(v, shape)
     tilted = call.like(v, shape) if keep else v.new_empty((0, 0, 0, 0))
     call.bounds(rows)
@@ -170,6 +173,49 @@ def forward(
         items.shape[2], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=plan.listed, KEEP=keep, TRIES=TRIES, **options,
     )  # fmt: skip
     return out, tilted, rows, items, counts
+
+
+def _few_rows(call: _Call, mode: int) -> torch.Tensor:
+    """Output of a call with few query rows and no backward to follow."""
+    device = call.q.device
+    layout, n, h, g, _, _, max_q, max_k, offset = call.dims
+    programs, folded = n * g, max_q * (h // g)
+    # One program holds the largest scores of all tiles in registers: at most 16,384.
+    keys = max(16 if INTERPRETED else 64, triton.next_power_of_2(triton.cdiv(max_k, 16384)))
+    tiles = triton.cdiv(max_k, keys)
+    scores = torch.empty((n * h * max_q, tiles * keys), dtype=torch.float32, device=device)
+    maxima = torch.empty((n * h * max_q, tiles), dtype=torch.float32, device=device)
+    found, counts = torch.empty_like(maxima, dtype=torch.int32), torch.empty(n * h * max_q, dtype=torch.int32, device=device)
+    rows = torch.empty((2, n * h * max_q), dtype=torch.float32, device=device)
+    span = max(4, triton.cdiv(tiles * programs, 528))
+    splits = triton.cdiv(tiles, span)
+    scores_kernel[(programs * splits,)](
+        call.q, call.k, scores, maxima, *call.dims, tiles, splits, span, *call.strides, **call.sweep,
+        BM=max(16, triton.next_power_of_2(folded)), BN=keys, num_warps=4, num_stages=3 if call.d_wide <= 128 else 2,
+    )  # fmt: skip
+    flags = {"MODE": mode, "RAGGED": call.ragged, "PACKED": call.geometry.packed, "BN": keys}
+    threshold_kernel[(len(counts),)](
+        scores, maxima, call.factor, call.eps, found, rows, counts, layout, n, h, max_q, max_k, offset, tiles,
+        rows.shape[1], *call.factor.stride(), NP=max(16, triton.next_power_of_2(tiles)), CHUNK=CHUNK, **flags, num_warps=8,
+    )  # fmt: skip
+    parts = torch.empty((min(16, tiles), len(counts), call.e), dtype=torch.float32, device=device)
+    values_kernel[(parts.shape[0] * parts.shape[1],)](
+        scores, call.v, call.factor, call.eps, found, rows, counts, parts, layout, n, h, g, max_q, max_k, offset, tiles,
+        rows.shape[1], parts.shape[0], parts.shape[1], *call.v.stride()[:3], *call.factor.stride(), E=call.e,
+        EP=padded(call.e), **flags, num_warps=4,
+    )  # fmt: skip
+    total = parts.sum(0).to(call.v.dtype)
+    if not call.geometry.packed:
+        return total.view(call.b, h, max_q, call.e)
+    # Rows of a packed batch lie where their sequences do.
+    total = total.view(n, h, max_q, call.e)
+    first, length = layout[0].long(), layout[1].long()
+    row = torch.arange(call.t, device=device)
+    own = torch.searchsorted(first, row, right=True) - 1
+    within = row - first[own]
+    inside = (within < length[own]) & (within < max_q)
+    picked = total[own, :, within.clamp(0, max_q - 1)]
+    return torch.where(inside[:, None, None], picked, 0.0).to(call.v.dtype).transpose(0, 1)[None].contiguous()
 
 
 def backward(

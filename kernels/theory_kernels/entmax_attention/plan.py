@@ -13,6 +13,8 @@ BLOCK = 64
 CAPACITY = 4096
 # Items that do not exist at the end of a list: the exact kernels read it in whole tiles.
 PAD = 128
+# Up to this many rows, those of the query heads of a key head together, scores are written down (see :mod:`.decode`).
+FEW_ROWS = 32
 # Below this many keys no lists are made.
 LIST_FROM = 1024
 
