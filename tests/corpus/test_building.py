@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 import shutil
 import struct
@@ -14,13 +15,13 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from click.testing import CliRunner  # noqa: E402  # after the check for tokenizers
+from click.testing import CliRunner  # after the check for tokenizers
 
-from theory_lab.cli import command  # noqa: E402  # after the check for tokenizers
-from theory_lab.corpus import Corpus  # noqa: E402  # after the check for tokenizers
-from theory_lab.corpus.building import Plan, build_corpus  # noqa: E402  # after the check for tokenizers
-from theory_lab.errors import InputError, StoreError  # noqa: E402  # after the check for tokenizers
-from theory_lab.tasks import Source, open_source  # noqa: E402  # after the check for tokenizers
+from theory_lab.cli import command  # after the check for tokenizers
+from theory_lab.corpus import Corpus  # after the check for tokenizers
+from theory_lab.corpus.building import Plan, build_corpus  # after the check for tokenizers
+from theory_lab.errors import InputError, StoreError  # after the check for tokenizers
+from theory_lab.tasks import Source, open_source  # after the check for tokenizers
 
 FILES = ("manifest.json", "tokenizer.json", "train.bin", "validation.bin", "train.documents.npy")
 
@@ -34,7 +35,7 @@ def built(texts, tmp_path_factory) -> Corpus:
 def documents(corpus: Corpus, split: str) -> list[str]:
     tokens, tokenizer = corpus.tokens(split).astype(int), corpus.tokenizer()
     starts = [*corpus.documents(split), len(tokens)]
-    pieces = [tokens[a:b].tolist() for a, b in zip(starts, starts[1:], strict=False)]
+    pieces = [tokens[a:b].tolist() for a, b in itertools.pairwise(starts)]
     assert all(piece[-1] == 1 and not {0, 1, 2} & set(piece[:-1]) for piece in pieces)
     return [tokenizer.decode(piece[:-1]) for piece in pieces]
 
@@ -187,7 +188,7 @@ def test_data_sets_are_streamed(tmp_path, passages, monkeypatch):
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", missing)
-    with pytest.raises(InputError, match="cannot be opened as a data set .*no network"):
+    with pytest.raises(InputError, match=r"cannot be opened as a data set .*no network"):
         build_corpus(tmp_path / "c", Plan(sources=["owner/name"], vocabulary=300))
 
 
@@ -314,13 +315,13 @@ def test_damaged_corpora_are_refused(built, tmp_path):
         (copy / name).write_bytes(content)
         return copy
 
-    with pytest.raises(InputError, match="train.bin is missing or incomplete"):
+    with pytest.raises(InputError, match=r"train\.bin is missing or incomplete"):
         Corpus.open(damaged("train.bin", b"\0\0"))
     with pytest.raises(InputError, match=r"manifest\.json is damaged"):
         Corpus.open(damaged("manifest.json", b"{"))
     with pytest.raises(InputError, match="format 99"):
         Corpus.open(damaged("manifest.json", json.dumps({**built.manifest, "format": 99}).encode()))
-    with pytest.raises(InputError, match="no manifest.json"):
+    with pytest.raises(InputError, match=r"no manifest\.json"):
         Corpus.open(tmp_path)
     with pytest.raises(InputError, match=r"documents\.npy is damaged"):
         Corpus.open(damaged("train.documents.npy", b"x")).documents("train")

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from theory_lab.corpus import Corpus  # noqa: E402  # after the check for tokenizers
-from theory_lab.corpus.building import Plan, build_corpus  # noqa: E402  # after the check for tokenizers
-from theory_lab.errors import InputError  # noqa: E402  # after the check for tokenizers
-from theory_lab.probes.texts import shipped  # noqa: E402  # after the check for tokenizers
-from theory_lab.tasks import IGNORED, Source, get_task, open_source  # noqa: E402  # after the check for tokenizers
+from theory_lab.corpus import Corpus  # after the check for tokenizers
+from theory_lab.corpus.building import Plan, build_corpus  # after the check for tokenizers
+from theory_lab.errors import InputError  # after the check for tokenizers
+from theory_lab.probes.texts import shipped  # after the check for tokenizers
+from theory_lab.tasks import IGNORED, Source, get_task, open_source  # after the check for tokenizers
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def from_html(raw: bytes | str) -> str:
     except ImportError:
         raise InputError("corpus", "lxml is not installed", "pip install 'theory-lab[corpus]' to read HTML") from None
     try:
-        root = html.document_fromstring(raw)
+        root = html.document_fromstring(raw, parser=html.HTMLParser(huge_tree=True))
     except (etree.ParserError, etree.XMLSyntaxError, ValueError):
         return ""  # nothing but white space, or comments
     for path in ('//*[@role="main"]', "//main", "//article", "//body"):

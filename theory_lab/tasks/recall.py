@@ -125,9 +125,7 @@ class Recall(Task):
             tokens[:, 1:front] = cut[:, self._pair - (front - 1) :]
         tokens[:, front : asks - 1] = text.reshape(size, -1)
         tokens[:, tail] = questions.reshape(size, -1)
-        scored = np.zeros((self.queries, self._pair), dtype=bool)
-        scored[:, self.key_tokens :] = True
-        scored = scored.reshape(-1)
+        scored = np.tile(np.arange(self._pair) >= self.key_tokens, self.queries)
         numbering = np.repeat(np.arange(self.queries), self._pair)
         labels[:, tail][:, scored] = tokens[:, tail][:, scored]
         numbers[:, tail][:, scored] = numbering[scored]
