@@ -6,6 +6,7 @@ files of a killed run and of an uninterrupted one hold the same numbers.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -131,17 +132,22 @@ class Board:
             return
         self._writer = SummaryWriter(str(folder), purge_step=first + 1)
 
-    def write(self, rows: Iterable[Mapping[str, Any]], prefix: str = "") -> None:
+    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add the numbers of rows, each under its column's name."""
         if self._writer is None:
             return
-        for row in rows:
-            where = prefix + (f"layer {row['layer']}/" if "layer" in row else "train/")
-            for name, value in row.items():
-                if name not in ("step", "layer", "tokens") and isinstance(value, (int, float)) and math.isfinite(value):
-                    self._writer.add_scalar(where + name, value, row["step"])
+        try:
+            for row in rows:
+                where = f"layer {row['layer']}/" if "layer" in row else "train/"
+                for name, value in row.items():
+                    counts = name not in ("step", "layer", "tokens") and isinstance(value, (int, float))
+                    if counts and math.isfinite(value):
+                        self._writer.add_scalar(where + name, value, row["step"])
+        except OSError:
+            self._writer = None  # a full disk: a checkpoint or a log will say so, and a picture is no reason to stop
 
     def close(self) -> None:
         """Write what is waiting."""
         if self._writer is not None:
-            self._writer.close()
+            with contextlib.suppress(OSError):
+                self._writer.close()
