@@ -140,6 +140,24 @@ def test_what_if_takes_the_models_second_view():
         assert np.allclose(itself[measure], spelled[measure], rtol=1e-6, equal_nan=True)
 
 
+def test_positions_are_stretched_for_a_while():
+    from theory_lab.probes.positions import check_length, scaled_positions
+
+    model = make("tda", max_positions=16)
+    ids = torch.randint(3, 40, (1, 24), generator=torch.Generator().manual_seed(4))
+    other = make("tda", max_positions=16, rope_ntk_factor=2.0)
+    with torch.no_grad():
+        before = model(ids).logits
+        with scaled_positions(model, "ntk:2") as most:
+            assert most == 32
+            assert torch.equal(model(ids).logits, other(ids).logits)
+        assert torch.equal(model(ids).logits, before)
+    assert "ntk:2" in check_length(model, 24, 16)
+    for scaling, one in (("yarn:2", model), ("ntk:2", make("softmax", positions="nope"))):
+        with pytest.raises(InputError, match="rope-scaling"), scaled_positions(one, scaling):
+            pass
+
+
 def test_pairwise_weights_are_bounded(monkeypatch):
     monkeypatch.setattr(own, "MOST_KEYS", 32)
     with pytest.raises(InputError, match="pair by pair") as error:

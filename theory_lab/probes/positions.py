@@ -1,4 +1,4 @@
-"""Lengths beyond a model's positions: what is possible, and RoPE scaling, which is transformers' own."""
+"""Lengths beyond a model's positions: what is possible, and RoPE scaling: transformers' own, or that of our model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from theory_lab.errors import InputError
 from theory_lab.grids import parse_number
 
-SCALINGS = ("linear", "dynamic", "yarn")
+SCALINGS = ("linear", "dynamic", "yarn", "ntk")
 #: RoPE variants whose frequencies depend on the length of the sequence, so that a prefix is no shorter sequence.
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 def parse_scaling(text: str) -> tuple[str, float]:
-    """Parse ``yarn:4``, ``linear:2`` or ``dynamic:8``; InputError otherwise."""
+    """Parse ``yarn:4``, ``linear:2``, ``dynamic:8`` or ``ntk:2``; InputError otherwise."""
     kind, colon, factor = text.strip().lower().partition(":")
     if kind not in SCALINGS or not colon:
         raise InputError("rope-scaling", text, f"{', '.join(SCALINGS)} with a factor is allowed, as in yarn:4")
@@ -61,6 +61,14 @@ def scale_positions(model: Any, scaling: str) -> int:
         If the model has no rotary embedding, or its own kind does not combine with the scaling.
     """
     kind, factor = parse_scaling(scaling)
+    if _ours(model) != (kind == "ntk"):
+        allowed = "ntk:2, say, is that of Theory Lab's own models, and the others are transformers'"
+        raise InputError("rope-scaling", scaling, allowed)
+    if kind == "ntk":
+        if model.config.positions != "rope":
+            raise InputError("rope-scaling", scaling, "the model has no rotary embedding to scale")
+        model.config.rope_ntk_factor *= factor
+        return int(model.config.max_position_embeddings * factor)
     rotary = rotary_modules(model)
     if not rotary:
         raise InputError("rope-scaling", scaling, "the model has no rotary embedding to scale")
@@ -93,6 +101,13 @@ def scaled_positions(model: Any, scaling: str | None) -> Iterator[int | None]:
     if scaling is None:
         yield None
         return
+    if _ours(model):
+        unscaled = model.config.rope_ntk_factor
+        try:
+            yield scale_positions(model, scaling)
+        finally:
+            model.config.rope_ntk_factor = unscaled
+        return
     before = rotary_modules(model)
     configs = {id(module.config): (module.config, module.config.rope_parameters) for _, _, module in before}
     try:
@@ -114,12 +129,20 @@ def check_length(model: Any, length: int, most: int | None) -> str | None:
     """
     if most is None or length <= most:
         return None
-    if not rotary_modules(model):
+    if not rotary_modules(model) and not _ours(model):
         raise InputError("length", length, f"at most {most:,} is allowed: the model has no position beyond")
     factor = 1
     while most * factor < length:
         factor *= 2
+    if _ours(model):
+        stretch = f"; --rope-scaling ntk:{factor} stretches them" if model.config.positions == "rope" else ""
+        return f"length {length:,} is beyond the model's {most:,} positions, where it was not trained{stretch}"
     return (
         f"length {length:,} is beyond the model's {most:,} positions, where it was not trained; "
         f"--rope-scaling yarn:{factor} (or dynamic:{factor}) stretches them"
     )
+
+
+def _ours(model: Any) -> bool:
+    """Whether it is a model of ``theory_lab.models.lab``, whose positions are set by its configuration alone."""
+    return getattr(model.config, "model_type", None) == "theory_lab"
