@@ -106,8 +106,9 @@ def decode(bench: Bench, heads: int = 16, length: int = 524_288, dim: int = 128)
         size = float(want.norm())
         error, allowed = float((call().double() - want).norm()) / size, 2.0**-7
         row = {
-            "case": "decode", "pattern": "normal", "mechanism": name, "direction": "forward", "batch": 1, "heads": heads,
-            "groups": heads, "length": length, "dim": dim, "dtype": "bfloat16", "error": error, "allowed": allowed,
+            "case": "decode", "pattern": "normal", "mechanism": name, "direction": "forward", "batch": 1,
+            "heads": heads, "groups": heads, "length": length, "dim": dim, "dtype": "bfloat16", "error": error,
+            "allowed": allowed,
         }  # fmt: skip
         if not error <= allowed:
             bench.write({**row, "note": f"gate failed: {error / allowed:.2f} times the allowed error"})

@@ -79,9 +79,7 @@ def _run(case: Case, device: torch.device, implementation: str, dtype: torch.dty
         options.pop("list_from", None)
     out = entmax_attention(*leaves, alpha=alpha, temperature=temperature, implementation=implementation, **options)
     grads = torch.autograd.grad(out, list(wanted.values()), grad.to(dtype), allow_unused=True)
-    found = {
-        name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(wanted.items(), grads, strict=True)
-    }
+    found = {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(wanted.items(), grads, strict=True)}
     return {"out": out.detach(), **found}
 
 
@@ -324,7 +322,9 @@ def test_lists_hold_the_support(device: torch.device, triton: str, monkeypatch: 
     assert int(counts.clamp_min(0).sum()) <= 2 * int(sum(alive[64 * b : 64 * b + 64].any(0).sum() for b in range(3)))
 
 
-def test_blocks_that_overflow_walk_everything(device: torch.device, triton: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_overflow_walk_everything(
+    device: torch.device, triton: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from theory_kernels.entmax_attention import plan
 
     case = Case(t=70, s=70, heads=1, scale=40.0, options={"list_from": 0})
@@ -439,7 +439,11 @@ def test_alpha_learned_by_adamw_stays_in_its_domain() -> None:
         ({"theta": 0.0}, ValueError, "theta must be finite and > 0"),
         ({"theta": torch.tensor([-1.0, 1.0])}, ValueError, "theta must be > 0, got a smallest value of -1"),
         ({"theta": 1.0, "temperature": torch.ones(1)}, ValueError, "theta excludes temperature"),
-        ({"temperature": torch.ones(3, 2, 4)}, ValueError, r"temperature must broadcast to \(1, 2, 4\), got \(3, 2, 4\)"),
+        (
+            {"temperature": torch.ones(3, 2, 4)},
+            ValueError,
+            r"temperature must broadcast to \(1, 2, 4\), got \(3, 2, 4\)",
+        ),
         ({"temperature": -torch.ones(1)}, ValueError, "temperature must be >= 0, got a smallest value of -1"),
         ({"temperature": torch.ones(1, dtype=torch.int32)}, TypeError, "temperature must have a floating-point dtype"),
         ({"scale": math.inf}, ValueError, "scale must be finite and >= 0, got inf"),

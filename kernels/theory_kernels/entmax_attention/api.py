@@ -132,7 +132,7 @@ def _eps(alpha: float | torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, in
     mode = ANY
     if alpha.device.type == "cpu" and alpha.is_floating_point() and alpha.numel() and not torch.compiler.is_compiling():
         low, high = float(alpha.detach().min()), float(alpha.detach().max())
-        if not (1.0 < low and high <= 2.0):
+        if not (low > 1.0 and high <= 2.0):
             raise ValueError(f"alpha must lie in (1, 2], got values from {low:g} to {high:g}")
         if low == high:
             mode = {1.5: ONE_AND_A_HALF, 2.0: TWO}.get(low, ANY)

@@ -1,13 +1,13 @@
 """Triton backward kernels. Imports triton: load this module lazily.
 
-With p the weights, s = p^(2 - alpha) on their support, g_ij = <dO_i, v_j> and factor c_i (kernels/README.md derives it):
+With p the weights, s = p^(2 - alpha) on their support, g_ij = <dO_i, v_j>, factor c_i (derived in kernels/README.md):
 
     dV = P^T dO,   dz_ij = s_ij (g_ij - delta_i),   delta_i = sum_j s_ij g_ij / sum_j s_ij = <dO_i, o'_i>,
     dQ = c dz K,   dK = (c dz)^T Q,   dc_i = sum_j dz_ij <q_i, k_j>,
     dalpha = -sum_ij p_ij psi_ij (g_ij - delta_i),   psi = (e^y - 1 - y) / (alpha - 1)^2,   y = -(alpha - 1) log p,
 
-where o' = sum_j s_ij v_j / sum_j s_ij was kept by the forward. One kernel owns query rows, one owns keys; each sums in a
-fixed order and nothing is added atomically, so two runs agree bit for bit.
+where o' = sum_j s_ij v_j / sum_j s_ij was kept by the forward. One kernel owns query rows, one owns keys; each sums in
+a fixed order and nothing is added atomically, so two runs agree bit for bit.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -47,11 +47,12 @@ def _alpha_terms(raw, factor, state, eps, seen, MODE: tl.constexpr):
 
 @triton.jit(do_not_specialize=SIZES)
 def query_kernel(
-    Q, K, V, DO, TILTED, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, DQ, DELTA, DFACTOR, DALPHA, LAYOUT, N, H, G, T, S, MAX_Q,
-    MAX_K, OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr,
-    DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr,
-    MODE: tl.constexpr, LISTED: tl.constexpr, TEMPERED: tl.constexpr, ALPHA: tl.constexpr, CAUSAL: tl.constexpr,
-    RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    Q, K, V, DO, TILTED, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, DQ, DELTA, DFACTOR, DALPHA, LAYOUT, N, H, G, T,
+    S, MAX_Q, MAX_K, OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft,
+    D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    B: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr, TEMPERED: tl.constexpr, ALPHA: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     nh, block = tl.program_id(0) // BLOCKS, BLOCKS - 1 - tl.program_id(0) % BLOCKS
     n, h = nh // H, nh % H
@@ -111,11 +112,11 @@ def query_kernel(
 
 @triton.jit(do_not_specialize=_KEY_SIZES)
 def key_kernel(
-    Q, K, V, DO, DELTA, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, DK, DV, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NL,
-    capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr, DP: tl.constexpr,
-    E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr, MODE: tl.constexpr,
-    LISTED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
-    WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    Q, K, V, DO, DELTA, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, DK, DV, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K,
+    OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr,
+    DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr,
+    MODE: tl.constexpr, LISTED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
+    PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Everything transposed, (keys, rows), so that no tile has to change its layout in registers."""
     # The first keys are seen by the most rows, so they come first.

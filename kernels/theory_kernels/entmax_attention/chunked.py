@@ -82,8 +82,8 @@ def forward(
     kept = out.new_zeros((2, *shape))
     if geometry.packed:
         factor = factor.expand(shape)
-        for rows, keys, part in split_packed(geometry):
-            piece = forward(q[:, :, rows], k[:, :, keys], v[:, :, keys], factor[:, :, rows], eps, part)
+        for rows, cut, part in split_packed(geometry):
+            piece = forward(q[:, :, rows], k[:, :, cut], v[:, :, cut], factor[:, :, rows], eps, part)
             out[:, :, rows], kept[:, :, :, rows] = piece
         return out.to(v.dtype), kept
     blocks = _Blocks(q, k, v, factor, eps, geometry)

@@ -126,8 +126,8 @@ def threshold_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def values_kernel(
-    SCORES, V, FACTOR, EPS, ITEMS, ROWS, COUNTS, PARTS, LAYOUT, N, H, G, MAX_Q, MAX_K, OFFSET, NL, plane, SPLITS, ROWS_ALL,
-    vb, vh, vt, fb, fh, ft, E: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr,
+    SCORES, V, FACTOR, EPS, ITEMS, ROWS, COUNTS, PARTS, LAYOUT, N, H, G, MAX_Q, MAX_K, OFFSET, NL, plane, SPLITS,
+    ROWS_ALL, vb, vh, vt, fb, fh, ft, E: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr,
     RAGGED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Weights times values of every SPLITS-th part of a row's tiles."""
@@ -150,7 +150,7 @@ def values_kernel(
             tile = tl.load(ITEMS + row * NL + slot)
             raw = tl.load(SCORES + row * (NL * BN) + tile * BN + tl.arange(0, BN))
             seen = raw > float("-inf")
-            p, slopes = weights(tl.where(seen, raw - anchor, 0.0), given * eps, state, eps, seen, MODE)
+            p, _slopes = weights(tl.where(seen, raw - anchor, 0.0), given * eps, state, eps, seen, MODE)
             v = load_rows(v_at, tile * BN, k_len, vcols, vt, E, EP, BN, True).to(tl.float32)
             acc += tl.sum(p[:, None] * v, 0)
         acc = tl.where(given >= 0.0, acc, float("nan"))

@@ -43,11 +43,11 @@ def products(
 
 @triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
-    Q, K, V, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, OUT, TILTED, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NL, capacity,
-    plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr,
-    EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr,
-    KEEP: tl.constexpr, TRIES: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
-    WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    Q, K, V, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, OUT, TILTED, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NL,
+    capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr, DP: tl.constexpr,
+    E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr, MODE: tl.constexpr,
+    LISTED: tl.constexpr, KEEP: tl.constexpr, TRIES: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
+    PACKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     nh, block = tl.program_id(0) // BLOCKS, BLOCKS - 1 - tl.program_id(0) % BLOCKS
     n, h = nh // H, nh % H
@@ -92,7 +92,9 @@ def forward_kernel(
             support = tl.zeros([BM, 8], tl.float32)
             for start in range(begin, end, BN):
                 keys = tl.load(items + start + tl.arange(0, BN)) if LISTED else start + tl.arange(0, BN)
-                raw, seen, _ = products(q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST)
+                raw, seen, _ = products(
+                    q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST
+                )
                 p, s = weights(raw, factor[:, None], state[:, None], eps, seen, MODE)
                 total += eighths(p)
                 slope += eighths(s)
@@ -108,7 +110,9 @@ def forward_kernel(
         total, slopes = tl.zeros([BM, 8], tl.float32), tl.zeros([BM, 8], tl.float32)
         for start in range(begin, end, BN):
             keys = tl.load(items + start + tl.arange(0, BN)) if LISTED else start + tl.arange(0, BN)
-            raw, seen, _ = products(q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST)
+            raw, seen, _ = products(
+                q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST
+            )
             p, s = weights(raw, factor[:, None], state[:, None], eps, seen, MODE)
             v = load_items(v_at, start, keys, k_len, vcols, vt, E, EP, BN, LISTED)
             total += eighths(p)

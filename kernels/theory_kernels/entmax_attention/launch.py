@@ -49,6 +49,7 @@ def _tiles(kind: str, dim: int, dtype: torch.dtype) -> dict[str, int]:
     # float32 with large head dims: the operands of one tile are all that registers and shared memory hold.
     return {"BM": 16, "BN": 16, "num_warps": 4, "num_stages": 1}
 
+
 def _width(dim: int, dtype: torch.dtype) -> int:
     """Padded head dim. Triton 3.6 reads past shared memory in a 16-bit product of 64x64 with 64x32 tiles."""
     return padded(dim) if INTERPRETED or dtype == torch.float32 else max(64, padded(dim))
@@ -169,8 +170,9 @@ def forward(
     options = _tiles("forward", call.width, q.dtype)
     blocks = triton.cdiv(geometry.max_q, options["BM"])
     forward_kernel[(call.heads * blocks,)](
-        call.q, call.k, call.v, call.factor, call.eps, rows, items, counts, call.identity(plan.listed), out, tilted, *call.dims, items.shape[1],
-        items.shape[2], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=plan.listed, KEEP=keep, TRIES=TRIES, **options,
+        call.q, call.k, call.v, call.factor, call.eps, rows, items, counts, call.identity(plan.listed), out,
+        tilted, *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=plan.listed,
+        KEEP=keep, TRIES=TRIES, **options,
     )  # fmt: skip
     return out, tilted, rows, items, counts
 
@@ -185,7 +187,8 @@ def _few_rows(call: _Call, mode: int) -> torch.Tensor:
     tiles = triton.cdiv(max_k, keys)
     scores = torch.empty((n * h * max_q, tiles * keys), dtype=torch.float32, device=device)
     maxima = torch.empty((n * h * max_q, tiles), dtype=torch.float32, device=device)
-    found, counts = torch.empty_like(maxima, dtype=torch.int32), torch.empty(n * h * max_q, dtype=torch.int32, device=device)
+    found = torch.empty_like(maxima, dtype=torch.int32)
+    counts = torch.empty(n * h * max_q, dtype=torch.int32, device=device)
     rows = torch.empty((2, n * h * max_q), dtype=torch.float32, device=device)
     span = max(4, triton.cdiv(tiles * programs, 528))
     splits = triton.cdiv(tiles, span)
@@ -196,7 +199,8 @@ def _few_rows(call: _Call, mode: int) -> torch.Tensor:
     flags = {"MODE": mode, "RAGGED": call.ragged, "PACKED": call.geometry.packed, "BN": keys}
     threshold_kernel[(len(counts),)](
         scores, maxima, call.factor, call.eps, found, rows, counts, layout, n, h, max_q, max_k, offset, tiles,
-        rows.shape[1], *call.factor.stride(), NP=max(16, triton.next_power_of_2(tiles)), CHUNK=CHUNK, **flags, num_warps=8,
+        rows.shape[1], *call.factor.stride(), NP=max(16, triton.next_power_of_2(tiles)), CHUNK=CHUNK, **flags,
+        num_warps=8,
     )  # fmt: skip
     parts = torch.empty((min(16, tiles), len(counts), call.e), dtype=torch.float32, device=device)
     values_kernel[(parts.shape[0] * parts.shape[1],)](
@@ -249,8 +253,8 @@ def backward(
     options = _tiles("query", call.width, q.dtype)
     blocks = triton.cdiv(geometry.max_q, options["BM"])
     query_kernel[(call.heads * blocks,)](
-        call.q, call.k, call.v, grad, tilted, call.factor, call.eps, rows, items, counts, call.identity(listed), dq, delta, dfactor, dalpha,
-        *call.dims, items.shape[1], items.shape[2], call.plane, blocks, *call.exact_strides, **call.exact,
+        call.q, call.k, call.v, grad, tilted, call.factor, call.eps, rows, items, counts, call.identity(listed), dq,
+        delta, dfactor, dalpha, *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides, **call.exact,
         LISTED=listed, TEMPERED=want_factor, ALPHA=want_alpha, **options,
     )  # fmt: skip
     if listed:
@@ -260,8 +264,8 @@ def backward(
     options = _tiles("key", call.width, q.dtype)
     blocks = triton.cdiv(geometry.max_k, options["BN"])
     key_kernel[(geometry.sequences * call.g * blocks,)](
-        call.q, call.k, call.v, grad, delta, call.factor, call.eps, rows, items, counts, call.identity(listed), dk, dv, *call.dims,
-        items.shape[1], items.shape[2], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=listed, **options,
+        call.q, call.k, call.v, grad, delta, call.factor, call.eps, rows, items, counts, call.identity(listed), dk, dv,
+        *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=listed, **options,
     )  # fmt: skip
     alpha = dalpha.sum((0, 2)).to(eps.dtype) if want_alpha else torch.zeros_like(eps)
     return dq, dk, dv, dfactor, alpha

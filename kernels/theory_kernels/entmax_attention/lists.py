@@ -27,7 +27,7 @@ def norms_kernel(
     K, NORMS, LAYOUT, N, H, G, MAX_Q, MAX_K, OFFSET, BLOCKS, kb, kh, kt, D: tl.constexpr, DP: tl.constexpr,
     BR: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Largest norm of a key of each sequence and key head, as the bits of a float32: their order is that of integers."""
+    """Largest norm of a key of each sequence and key head, as the bits of a float32, ordered like integers."""
     ng, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
     n, g = ng // G, ng % G
     _, _, k0, k_len, _ = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
@@ -192,7 +192,8 @@ def _pack(
 def lists_kernel(
     Q, K, LEVELS, ITEMS, COUNTS, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K, OFFSET, NL, capacity, BLOCKS, qb, qh, qt, kb, kh,
     kt, D: tl.constexpr, DP: tl.constexpr, OWN: tl.constexpr, B: tl.constexpr, M: tl.constexpr, BY_ROWS: tl.constexpr,
-    PAD: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
+    PAD: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Lists of OWN // B blocks: keys for blocks of rows, or (BY_ROWS) rows for blocks of keys.
 
@@ -255,7 +256,9 @@ def lists_kernel(
     fits = (cursor <= capacity - PAD) & (2 * cursor <= end - low)
     pad = tl.arange(0, PAD)[None, :]
     ends = items + own_blocks.to(tl.int64)[:, None] * capacity + cursor[:, None] + pad
-    tl.store(ends, tl.full([OWN // B, PAD], 0x7FFFFFFF, tl.int32), mask=(fits & (own_blocks < NL))[:, None] & (pad >= 0))
+    tl.store(
+        ends, tl.full([OWN // B, PAD], 0x7FFFFFFF, tl.int32), mask=(fits & (own_blocks < NL))[:, None] & (pad >= 0)
+    )
     tl.store(COUNTS + nh.to(tl.int64) * NL + own_blocks, tl.where(fits, cursor, -1), mask=own_blocks < NL)
 
 

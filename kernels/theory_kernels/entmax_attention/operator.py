@@ -98,7 +98,8 @@ def _gradients(
             grad, q, k, v, factor, eps, tilted, rows, items, counts, geometry, mode, want_factor, want_alpha
         )
     with torch.autocast(v.device.type, enabled=False):
-        return tuple(chunked.backward(grad, q, k, v, factor, eps, rows, geometry))
+        g = chunked.backward(grad, q, k, v, factor, eps, rows, geometry)
+    return g.q, g.k, g.v, g.factor, g.alpha
 
 
 def _fake_gradients(
