@@ -90,7 +90,7 @@ def columns_agree(tensors: list[torch.Tensor], options: dict, got: object) -> fl
     return float((got.column_mass - want).abs().max() / want.abs().max())
 
 
-def benchmark(out: Path, lengths: list[int]) -> None:
+def benchmark(out: Path, lengths: list[int], chosen: list[str] | None = None) -> None:
     import triton
 
     device = torch.device("cuda")
@@ -127,6 +127,8 @@ def benchmark(out: Path, lengths: list[int]) -> None:
             write({"length": length, "what": "FA2", "need": "forward", "ms": base.median, "ms_p10": base.low,
                    "ms_p90": base.high, "method": base.method, "of_fa2": 1.0, "peak_mb": peak})  # fmt: skip
             for what, options, need in CASES:
+                if chosen and what not in chosen:
+                    continue
                 tensors = views[2 if options["weights"] == "tda" else 1]
                 if options["weights"] in ("softmax", "entmax", "eta"):
                     options = {**options, "scale": 1.0 * DIM**0.5}
@@ -185,9 +187,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="CSV to write")
     parser.add_argument("--picture", type=Path, help="CSV to draw")
     parser.add_argument("--lengths", type=int, nargs="+", default=[8192, 16384, 32768, 65536, 131072])
+    parser.add_argument("--what", nargs="+", choices=sorted({case[0] for case in CASES}), help="these alone")
     options = parser.parse_args()
     if options.out is not None:
-        benchmark(options.out, options.lengths)
+        benchmark(options.out, options.lengths, options.what)
     if options.picture is not None:
         picture(options.picture)
 
