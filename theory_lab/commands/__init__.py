@@ -11,7 +11,18 @@ import importlib
 import click
 
 #: In the order of ``theory-lab --help``, after the simulations.
-NAMES: tuple[str, ...] = ("models", "probe", "explore", "corpus", "train", "evaluate", "campaign", "reproduce", "report")
+NAMES: tuple[str, ...] = (
+    "models",
+    "probe",
+    "explore",
+    "corpus",
+    "train",
+    "evaluate",
+    "calibrate",
+    "campaign",
+    "reproduce",
+    "report",
+)
 
 
 class Group(click.Group):
