@@ -32,12 +32,13 @@ def test_negative_controls_are_flagged(control: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("noise", "claim"), [("gaussian", "tda-4.3"), ("two-point", "tda-4.3"), ("spherical", "tda-4.6")]
+    ("noise", "claim", "seeds"),
+    [("two-point", "tda-4.3", 1000), ("gaussian", "tda-4.3", 200), ("spherical", "tda-4.6", 200)],
 )
-def test_positive_cases_are_never_flagged(noise: str, claim: str) -> None:
-    """1000 seeds of true cases, one of which attains 99.99% of its bound, at the default budget."""
+def test_positive_cases_are_never_flagged(noise: str, claim: str, seeds: int) -> None:
+    """True cases at the default budget: 1000 seeds of one that attains 99.99% of its bound, fewer of two far below."""
     settings = {"claims": (claim,), "noise": (noise,), "length": (10**4,)}
-    for seed in range(1000):
+    for seed in range(seeds):
         assert (run(Settings(seed=seed, **settings), workers=1).verdict != "VIOLATED").all(), seed
 
 

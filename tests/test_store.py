@@ -193,9 +193,21 @@ def test_failed_write_removes_its_temporary_file(tmp_path: Path, monkeypatch: py
     assert list((tmp_path / "r" / "cells").iterdir()) == []
 
 
-@pytest.mark.parametrize("moment", [0.6, 0.9, 1.3, 1.8])
-def test_killed_run_resumes_bit_for_bit(tmp_path: Path, moment: float) -> None:
-    words = ["check", "tda-4.3", "tda-4.6", "--length", "2:2^20:x4", "--out", "r"]
+LENGTHS = [2 * 4**k for k in range(10)] + [2**20]
+NOISE = ["gaussian", "spherical", "uniform", "two-point", "student-t(3)"]
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, Path]:
+    """A run that nobody kills, and its folder."""
+    out = tmp_path_factory.mktemp("whole") / "fresh"
+    return theory_lab.check(["tda-4.3", "tda-4.6"], noise=NOISE, length=LENGTHS, out=out), out
+
+
+@pytest.mark.parametrize("moment", [0.3, 0.6, 0.9, 1.3])
+def test_killed_run_resumes_bit_for_bit(tmp_path: Path, whole_run: tuple[pd.DataFrame, Path], moment: float) -> None:
+    fresh, folder = whole_run
+    words = ["check", "tda-4.3", "tda-4.6", "--noise", ",".join(NOISE), "--length", "2:2^20:x4", "--out", "r"]
     command = [sys.executable, "-m", "theory_lab.main", *words]
     environment = {**os.environ, "PYTHONPATH": str(Path(theory_lab.__file__).parent.parent)}
     process = subprocess.Popen(
@@ -212,10 +224,8 @@ def test_killed_run_resumes_bit_for_bit(tmp_path: Path, moment: float) -> None:
     time.sleep(moment)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    lengths = [2 * 4**k for k in range(10)] + [2**20]
-    fresh = theory_lab.check(["tda-4.3", "tda-4.6"], length=lengths, out=tmp_path / "fresh")
-    same(theory_lab.check(["tda-4.3", "tda-4.6"], length=lengths, out=tmp_path / "r", resume=True), fresh)
-    for path in (tmp_path / "fresh" / "cells").glob("*.parquet"):
+    same(theory_lab.check(["tda-4.3", "tda-4.6"], noise=NOISE, length=LENGTHS, out=tmp_path / "r", resume=True), fresh)
+    for path in (folder / "cells").glob("*.parquet"):
         assert (tmp_path / "r" / "cells" / path.name).read_bytes() == path.read_bytes()
 
 
