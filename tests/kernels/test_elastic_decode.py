@@ -50,7 +50,7 @@ SMALL = [
     Case(),
     Case(batch=2, heads=3, groups=3, t=2, s=33, d=24, e=40, dtype=BF16, kind="ball", page=16, lengths=(33, 1)),
     Case(heads=4, t=5, s=40, dtype=F16, kind="cap", block=32, page=10, weights="tra", layout="transposed"),
-    Case(t=2, s=34, dtype=BF16, weights="tda", kind="norm", options={"rms_eps": 1e-2}),
+    Case(t=2, s=34, dtype=BF16, weights="tda", kind="int8", options={"rms_eps": 1e-2}),
     Case(batch=2, s=17, kind=None, lengths=(0, 9), weights="tra", options={"power": 2.5}),
 ]
 LARGE = [
@@ -63,6 +63,9 @@ LARGE = [
       for dt in (BF16, F16, F32) for w in ("tra", "tda") for kind, t in (("cap", 1), ("minmax", 4))),
     *(Case(batch=130, heads=16, groups=16, s=300, d=64, e=64, dtype=BF16, kind=kind, block=b, layout="transposed")
       for kind, b in (("minmax", 64), ("norm", 32), ("norm", 256))),
+    *(Case(batch=2, heads=4, groups=2, t=t, s=2000, d=d, e=d, dtype=dt, weights=w, kind="int8", page=p)
+      for t, d, w, p in ((1, 128, "softmax", 0), (5, 40, "tda", 0), (16, 64, "tra", 48), (1, 256, "softmax", 256))
+      for dt in (BF16, F16, F32)),
 ]  # fmt: skip
 
 
@@ -281,11 +284,15 @@ def test_triton_bounds_hold(kind: str, device: torch.device, triton: str, poison
         assert torch.equal(bounds.vectors[..., 1, :].double(), torch.where(there[..., None], wide, -torch.inf).amax(3))
     if kind == "ball":
         apart = (wide - bounds.vectors.double()).norm(dim=-1)
-        assert bool((torch.where(there, apart, 0.0) <= bounds.scalars.double()[..., None]).all())
+        assert bool((torch.where(there, apart, 0.0) <= bounds.scalars.double()).all())
     if kind == "cap":
         axis = bounds.vectors.double()[..., 0, :]
         along = (wide * axis[..., None, :]).sum(-1) / axis.norm(dim=-1)[..., None]
-        assert bool((torch.where(there, along, torch.inf) >= bounds.scalars.double()[..., None]).all())
+        assert bool((torch.where(there, along, torch.inf) >= bounds.scalars.double()).all())
+    if kind == "int8":
+        step, missed = bounds.scalars.double().unbind(-1)
+        apart = (wide - bounds.vectors.double() * step[..., None, None]).norm(dim=-1)
+        assert bool((torch.where(there, apart, 0.0) <= missed[..., None]).all())
 
 
 def test_bounds_screen_what_they_can() -> None:
@@ -301,7 +308,7 @@ def test_bounds_screen_what_they_can() -> None:
         read[kind] = int(found.blocks_read)
         assert int(found.survivors) == 64
     assert read["norm"] == 32
-    assert read["ball"] == read["cap"] == read["minmax"] == 1
+    assert read["ball"] == read["cap"] == read["minmax"] == read["int8"] == 1
 
 
 @pytest.mark.parametrize("weights", ["tra", "tda"])
@@ -410,7 +417,7 @@ def test_nothing_to_do(shape: tuple, implementation: str, device: torch.device, 
     assert not out.any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["norm", "minmax", "ball", "cap"])
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize(("d", "e"), [(128, 128), (64, 64), (256, 256), (40, 24), (16, 16), (192, 128)])
 def test_bounds_are_small(kind: str, dtype: torch.dtype, d: int, e: int) -> None:
@@ -419,6 +426,11 @@ def test_bounds_are_small(kind: str, dtype: torch.dtype, d: int, e: int) -> None
     bounds = make_block_bounds(k, kind, value_dim=e, lengths=0)
     assert bounds.nbytes <= 0.02 * k.numel() // d * (d + e) * k.element_size()
     assert default_block(kind, 128, 128, 2) == 64
+
+
+def test_int8_keys_take_a_quarter_of_the_cache() -> None:
+    k = torch.empty((1, 16, 524288, 128), dtype=BF16, device="meta")
+    assert 0.25 < make_block_bounds(k, "int8", lengths=0).nbytes / (2 * k.numel() * k.element_size()) < 0.26
 
 
 def _bad() -> list[tuple[str, dict, type]]:

@@ -10,10 +10,13 @@ norm       R                                   |q| R (Cauchy-Schwarz; arXiv 2609
 minmax     R, low and high of every channel    sum_c max(q_c low_c, q_c high_c)
 ball       R, centre c, radius r               <q, c> + |q| r
 cap        R, axis u, least m = min <k, u>     |q| R within the cap, else a m + sqrt(|q|^2 - a^2) sqrt(R^2 - m^2)
+int8       R, keys k' in int8, step b, F       a b max <q', k'> + |a q'| F + |q - a q'| R
 =========  ==================================  =========================================================
 
 with ``a = <q, u>`` for a unit axis: the maximum of ``a x + sqrt(|q|^2 - a^2) y`` over ``x >= m, x^2 + y^2 <= R^2``,
-so no key has to have unit norm exactly. The smaller of a bound and |q| R is taken.
+so no key has to have unit norm exactly. For int8, ``q = a q' + e`` and ``k = b k' + f`` with integers q', k' and
+F = max |f|, as in :mod:`theory_kernels.screen`. The smaller of a bound and |q| R is taken. The first four fit 2% of a
+cache; int8 takes a quarter of it (of K and V in 16 bits), and is the only one that tells much about trained keys.
 
 Rounding. With u = 2^-21 (four units of float32, which also covers truncating tensor-core sums and three-term tf32
 products), a computed dot product of D terms is off by at most (D + 8) u sum|x_c y_c| <= (D + 8) u |x| |y|. Norms are
@@ -33,7 +36,7 @@ from ..geometry import MAX_HEAD_DIM
 from ..validation import choose
 from .cache import Paging, gather
 
-KINDS = ("norm", "minmax", "ball", "cap")
+KINDS = ("norm", "minmax", "ball", "cap", "int8")
 # Rounding of one step of a sum, see above.
 ULP = 2.0**-21
 # Largest share of the bytes of K and V that the default block size lets the bounds take.
@@ -49,15 +52,17 @@ class BlockBounds:
     Attributes
     ----------
     kind : str
-        "norm", "minmax", "ball" or "cap".
+        "norm", "minmax", "ball", "cap" or "int8".
     block : int
         Keys a block.
     norm : torch.Tensor
         float32 (B, G, blocks): largest norm, a little too large.
     vectors : torch.Tensor
-        (B, G, blocks, n, D) in the cache's dtype: low and high (n = 2), centre or axis (n = 1), nothing (n = 0).
+        (B, G, blocks, n, D) in the cache's dtype: low and high (n = 2), centre or axis (n = 1), nothing (n = 0); or
+        the keys in int8 (n = block).
     scalars : torch.Tensor
-        float32 (B, G, blocks): radius, rounded up, or least projection on the axis, rounded down; else empty.
+        float32 (B, G, blocks, m): radius, rounded up, or least projection on the axis, rounded down (m = 1); step and
+        largest residual, rounded up (m = 2); nothing (m = 0).
     """
 
     kind: str
@@ -72,16 +77,18 @@ class BlockBounds:
         return sum(x.numel() * x.element_size() for x in (self.norm, self.vectors, self.scalars))
 
 
-def bytes_of_block(kind: str, head_dim: int, itemsize: int) -> int:
-    """Bytes kept for one block of keys."""
-    vectors = {"norm": 0, "minmax": 2, "ball": 1, "cap": 1}[kind]
-    return vectors * head_dim * itemsize + (8 if kind in ("ball", "cap") else 4)
+def parts_of_block(kind: str, block: int) -> tuple[int, int]:
+    """Vectors and scalars kept for one block of keys."""
+    return {"norm": (0, 0), "minmax": (2, 0), "ball": (1, 1), "cap": (1, 1), "int8": (block, 2)}[kind]
 
 
 def default_block(kind: str, head_dim: int, value_dim: int, itemsize: int) -> int:
-    """Smallest of 64, 128 and 256 keys with which the bounds take at most 2% of K and V."""
+    """Smallest of 64, 128 and 256 keys with which the bounds take at most 2% of K and V; 16 for int8."""
+    if kind == "int8":
+        return 16
+    vectors, scalars = parts_of_block(kind, 64)
     for block in (64, 128):
-        if bytes_of_block(kind, head_dim, itemsize) <= SHARE * block * (head_dim + value_dim) * itemsize:
+        if vectors * head_dim * itemsize + 4 + 4 * scalars <= SHARE * block * (head_dim + value_dim) * itemsize:
             return block
     return 256
 
@@ -103,10 +110,10 @@ def make_block_bounds(
     k_cache : torch.Tensor
         (B, G, S, D), or with ``page_table`` pages (P, G, page size, D).
     kind : str
-        "norm", "minmax", "ball" or "cap".
+        "norm", "minmax", "ball", "cap" or "int8".
     block : int, optional
         Keys a block, a power of two from 16 to 256; by default the smallest of 64, 128, 256 with which the bounds
-        take at most 2% of the cache.
+        take at most 2% of the cache, and 16 for int8.
     value_dim : int, optional
         Head dim of the values, for that share; D if not given.
     lengths : int or torch.Tensor, optional
@@ -138,14 +145,14 @@ def make_block_bounds(
     if isinstance(block, bool) or not isinstance(block, int) or block not in (16, 32, 64, 128, 256):
         raise ValueError(f"block must be 16, 32, 64, 128 or 256, got {block!r}")
     shape = (paging.batch, k_cache.shape[1], -(-paging.capacity // block))
-    vectors = {"norm": 0, "minmax": 2, "ball": 1, "cap": 1}[kind]
+    vectors, scalars = parts_of_block(kind, block)
     device = k_cache.device
     out = BlockBounds(
         kind,
         block,
         torch.zeros(shape, dtype=torch.float32, device=device),
-        torch.zeros((*shape, vectors, d), dtype=k_cache.dtype, device=device),
-        torch.zeros(shape if kind in ("ball", "cap") else 0, dtype=torch.float32, device=device),
+        torch.zeros((*shape, vectors, d), dtype=torch.int8 if kind == "int8" else k_cache.dtype, device=device),
+        torch.zeros((*shape, scalars), dtype=torch.float32, device=device),
     )
     if lengths is None:
         lengths = 0 if paging.table is not None else paging.capacity
@@ -238,19 +245,13 @@ def _update(
     key = (block[:, :, None] * size + torch.arange(size, device=block.device)).flatten(1)
     inside = ((key < stop[:, None]) & (key < paging.capacity)).view(len(block), 1, -1, size, 1)
     k = gather(k_cache, paging, key).unflatten(2, (-1, size))
-    norm, vectors, scalar = measure(bounds.kind, k, inside)
     b, n = wanted.nonzero(as_tuple=True)
     at = (b, slice(None), block[b, n])
-    bounds.norm[at] = norm[b, :, n]
-    if vectors is not None:
-        bounds.vectors[at] = vectors[b, :, n]
-    if scalar is not None:
-        bounds.scalars[at] = scalar[b, :, n]
+    for kept, new in zip((bounds.norm, bounds.vectors, bounds.scalars), measure(bounds.kind, k, inside), strict=True):
+        kept[at] = new[b, :, n]
 
 
-def measure(
-    kind: str, k: torch.Tensor, inside: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+def measure(kind: str, k: torch.Tensor, inside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Norm, vectors and scalars of blocks of keys.
 
     Parameters
@@ -265,18 +266,27 @@ def measure(
     d = k.shape[-1]
     norm = _norm(wide).amax(-1)
     largest = norm.float() if norm.dtype == torch.float32 else (norm * (1 + 1e-6)).float()
+    nothing = largest[..., None][..., :0]
     if kind == "norm":
-        return largest, None, None
+        return largest, k[..., :0, :], nothing
     if kind == "minmax":
         low = torch.where(inside, wide, torch.inf).amin(-2)
         high = torch.where(inside, wide, -torch.inf).amax(-2)
-        return largest, torch.stack([low, high], -2).to(k.dtype), None
+        return largest, torch.stack([low, high], -2).to(k.dtype), nothing
+    if kind == "int8":
+        step = wide.abs().amax((-2, -1)).float() / 127.0
+        step = torch.where(step > 0, step, 1.0)
+        scale = step[..., None, None].to(wide.dtype)
+        rounded = (wide / scale).round().clamp(-127, 127)
+        # A relative 1e-6 covers the rounding of the products and differences.
+        missed = (_norm(wide - rounded * scale) + 1e-6 * _norm(wide)).amax(-1)
+        return largest, rounded.to(torch.int8), torch.stack([step, (missed * (1 + 1e-6)).float()], -1)
     count = inside.expand(*k.shape[:-1], 1).sum(-2)
     center = wide.sum(-2) / count.clamp_min(1)
     if kind == "ball":
         center = center.to(k.dtype)
         radius = _norm(torch.where(inside, wide - center.to(wide.dtype)[..., None, :], 0.0)).amax(-1)
-        return largest, center[..., None, :], (radius * (1 + 1e-6)).float()
+        return largest, center[..., None, :], (radius * (1 + 1e-6)).float()[..., None]
     length = torch.linalg.vector_norm(center, dim=-1, keepdim=True)
     axis = torch.where(length > 0, center / torch.where(length > 0, length, 1.0), 0.0).to(k.dtype)
     u = axis.to(wide.dtype)[..., None, :]
@@ -284,7 +294,7 @@ def measure(
     along = (wide * u).sum(-1) / torch.where(size > 0, size, 1.0)
     along = along - (2 * d + 16) * 2.0**-23 * _norm(wide) - 2e-18
     least = torch.where(inside[..., 0], along, torch.inf).amin(-1)
-    return largest, axis[..., None, :], least.float()
+    return largest, axis[..., None, :], least.float()[..., None]
 
 
 def _norm(x: torch.Tensor) -> torch.Tensor:
@@ -307,12 +317,12 @@ def upper(bounds: BlockBounds, q: torch.Tensor, blocks: slice) -> torch.Tensor:
         total = wide.abs().sum(-1, keepdim=True) * 1.0001
         bound = torch.fmin(reach, box + (2 * d + 8) * ULP * (total * largest))
     elif bounds.kind == "ball":
-        radius = bounds.scalars[:, :, None, blocks].to(wide.dtype)
+        radius = bounds.scalars[:, :, None, blocks, 0].to(wide.dtype)
         along = wide @ vectors[..., 0, :].transpose(-1, -2)
         bound = torch.fmin(reach, along + size * radius + (d + 8) * ULP * 1.01 * reach)
     elif bounds.kind == "cap":
         axis = vectors[..., 0, :]
-        least = bounds.scalars[:, :, None, blocks].to(wide.dtype)
+        least = bounds.scalars[:, :, None, blocks, 0].to(wide.dtype)
         length = torch.linalg.vector_norm(axis, dim=-1)[:, :, None]
         along = wide @ axis.transpose(-1, -2) / torch.where(length > 0, length, 1.0)
         along = torch.minimum(along + (2 * d + 16) * ULP * size, size)
@@ -321,6 +331,16 @@ def upper(bounds: BlockBounds, q: torch.Tensor, blocks: slice) -> torch.Tensor:
         edge = along * least + across * aside + 16 * ULP * reach
         within = (along * largest >= size * least) | (length == 0)
         bound = torch.where(within, reach, torch.fmin(reach, edge))
+    elif bounds.kind == "int8":
+        step, missed = bounds.scalars[:, :, None, blocks].to(wide.dtype).unbind(-1)
+        scale = wide.abs().amax(-1, keepdim=True) / 127.0
+        scale = torch.where(scale > 0, scale, 1.0)
+        rounded = (wide / scale).round().clamp(-127, 127)
+        own = _norm(wide - rounded * scale)[..., None] + 1e-6 * size
+        # Sums of integers below 2^24: exact.
+        product = (rounded @ vectors.flatten(2, 3).transpose(-1, -2)).unflatten(-1, (-1, bounds.block)).amax(-1)
+        edge = scale * step * product + (size + own) * missed + own * largest + 8 * ULP * reach
+        bound = torch.fmin(reach, edge)
     return bound + (d + 16) * ULP * reach + 1e-34
 
 
@@ -331,7 +351,7 @@ def check_bounds(name: str, bounds: BlockBounds, k_cache: torch.Tensor, paging: 
     want = (paging.batch, k_cache.shape[1], -(-paging.capacity // bounds.block))
     if bounds.norm.shape != want:
         raise ValueError(f"{name} must be made for {want} sequences, heads, blocks, got {tuple(bounds.norm.shape)}")
-    if bounds.vectors.shape[-1] != k_cache.shape[-1] or bounds.vectors.dtype != k_cache.dtype:
+    if bounds.vectors.shape[-1] != k_cache.shape[-1] or bounds.vectors.dtype not in (k_cache.dtype, torch.int8):
         raise ValueError(
             f"{name} must be made for head dim {k_cache.shape[-1]} and {k_cache.dtype}, got "
             f"{bounds.vectors.shape[-1]} and {bounds.vectors.dtype}"

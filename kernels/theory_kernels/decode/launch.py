@@ -17,7 +17,7 @@ from .triton_bounds import bounds_kernel
 from .triton_decode import attend_kernel, combine_kernel
 from .triton_screen import pack_kernel, screen_kernel
 
-_KINDS = {"norm": 1, "minmax": 2, "ball": 3, "cap": 4}
+_KINDS = {"norm": 1, "minmax": 2, "ball": 3, "cap": 4, "int8": 5}
 # Units that one step of a scan over them takes.
 _UNITS = 1024
 # Parts that one step of their sum joins.
@@ -47,21 +47,27 @@ class Screening(NamedTuple):
     stages: int
 
 
-def options(rows: int, dim: int, views: int, dtype: torch.dtype, block: int) -> Options:
+def options(rows: int, dim: int, views: int, dtype: torch.dtype) -> Options:
     """Options by query rows of a key head, padded head dim and bytes of an element."""
     wide = dim * (2 if dtype == torch.float32 else 1)
     if INTERPRETED:
-        return Options(16 if rows <= 16 else 32, min(block, 32), 4, 1, 5)
+        return Options(16 if rows <= 16 else 32, 32, 4, 1, 5)
     most = 64 if wide <= 128 else 32 if wide <= 256 else 16
     bm = min(most, max(16, triton.next_power_of_2(rows)))
-    keys = min(block, 64 if wide <= 128 else 32 if wide <= 256 else 16)
+    keys = 64 if wide <= 128 else 32 if wide <= 256 else 16
     return Options(bm, keys, 4, 3 if wide * views <= 128 else 2, 2)
 
 
-def screen_options(rows: int, dim: int, views: int, dtype: torch.dtype) -> Screening:
-    """Options by rows of a tile, padded head dim and views: a step has to fit registers and shared memory."""
+def screen_options(rows: int, dim: int, views: int, dtype: torch.dtype, keys: int) -> Screening:
+    """Options by rows of a tile, padded head dim and views: a step has to fit registers and shared memory.
+
+    ``keys``: of a block whose keys are all looked at (int8), else 0.
+    """
     if INTERPRETED:
         return Screening(32, 16, 4, 1)
+    if keys:
+        step = max(1, 128 * 128 // (max(128, dim) * max(1, rows // 32)) // keys)
+        return Screening(64 * step, step, 4, 3 if views == 1 else 2)
     wide = dim * (2 if dtype == torch.float32 else 1) * max(1, rows // 32)
     step = max(16, 64 * 128 // max(128, wide))
     return Screening(256, step, 8 if wide > 256 else 4, 3 if wide * views <= 128 else 2)
@@ -79,6 +85,13 @@ def _width(dim: int, dtype: torch.dtype) -> int:
     return padded(dim) if INTERPRETED or dtype == torch.float32 else max(64, padded(dim))
 
 
+def _place(paging: Paging, count: int, gathered: bool) -> int:
+    """How :func:`.triton_cache.cache_rows` finds ``count`` rows side by side, or (gathered) several times so many."""
+    if paging.table is None:
+        return 3 if gathered else 0
+    return 2 if gathered or paging.page_size % count else 1
+
+
 def _unit_stride(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -92,11 +105,14 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     (b, h, t, d), g, e = q1.shape, k1.shape[1], v.shape[-1]
     device, rows = q1.device, h // g * t
     width = max(_width(d, q1.dtype), _width(e, q1.dtype))
-    chosen = options(rows, width, len(views), q1.dtype, problem.block)
+    bounds = [x.bounds for x in views]
+    chosen = options(rows, width, len(views), q1.dtype)
     row_blocks = triton.cdiv(rows, chosen.rows)
     units, per = b * g * row_blocks, min(rows, chosen.rows)
     blocks = triton.cdiv(paging.capacity, problem.block)
-    screening = screen_options(chosen.rows, width, len(views), q1.dtype)
+    screening = screen_options(
+        chosen.rows, width, len(views), q1.dtype, problem.block if bounds[0] and bounds[0].kind == "int8" else 0
+    )
     tiles = triton.cdiv(blocks, screening.count)
     programs = _processors(device) * chosen.per_sm
 
@@ -128,7 +144,6 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     }  # fmt: skip
     early = {"EARLY": True, "launch_pdl": True} if EARLY and not INTERPRETED else {"EARLY": False}
     queries = (*q1.stride()[:3], *q2.stride()[:3])
-    bounds = [x.bounds for x in views]
     kept = [_tensors(x, totals) for x in (bounds[0], bounds[-1])]
     if tiles:
         screen_kernel[(units * tiles,)](
@@ -145,14 +160,14 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
         totals.zero_()
     ub = min(_UNITS, triton.next_power_of_2(units))
     shared = {"E": e, "EP": _width(e, q1.dtype), "UB": ub, "SOFTMAX": problem.softmax, "COUNTED": counted}
-    paged = 0 if paging.table is None else 1 if paging.page_size % chosen.keys == 0 else 2
-    # Looking up pages takes two steps of the software pipeline.
-    stages = chosen.stages + (2 if paged and not INTERPRETED else 0)
+    place = _place(paging, min(chosen.keys, problem.block), problem.block < chosen.keys)
+    # Looking up blocks or pages takes two steps of the software pipeline.
+    stages = chosen.stages + (2 if place and not INTERPRETED else 0)
     attend_kernel[(programs,)](
         q1, k1, q2, k2, v, tau, totals if problem.lam is None else problem.lam, lengths, table, packed, totals, sums,
         peak, mass, alive, units, g, h, t, paging.capacity, rows, row_blocks, blocks, paging.page_size,
         table.shape[-1], programs, *queries, *k1.stride()[:3], *k2.stride()[:3], *v.stride()[:3], *tau.stride(),
-        problem.scale, BN=chosen.keys, POWER=problem.power, PAGED=paged, WIDE=v.dtype == torch.float16 and not
+        problem.scale, BN=chosen.keys, POWER=problem.power, PLACE=place, WIDE=v.dtype == torch.float16 and not
         problem.softmax, LAZY=LAZY, **flags, **shared, **early, num_warps=chosen.warps, num_stages=stages,
     )  # fmt: skip
     eps = problem.rms_eps
@@ -191,10 +206,10 @@ def update(
     g, d = k.shape[1], k.shape[-1]
     table = start if paging.table is None else paging.table
     norm, vectors, scalars = _tensors(bounds, bounds.norm)
-    paged = 0 if paging.table is None else 1 if paging.page_size % bounds.block == 0 else 2
     dp = padded(d)
     bounds_kernel[(paging.batch * g * touched,)](
         k, table, norm, vectors, scalars, start, length, *start.stride(), *length.stride(), g, paging.capacity,
         norm.shape[2], touched, paging.page_size, table.shape[-1], *k.stride()[:3], D=d, DP=dp, BLOCK=bounds.block,
-        KIND=_KINDS[bounds.kind], PAGED=paged, UPCAST=INTERPRETED, num_warps=8 if bounds.block * dp > 8192 else 4,
+        KIND=_KINDS[bounds.kind], PLACE=_place(paging, bounds.block, False), UPCAST=INTERPRETED,
+        num_warps=8 if bounds.block * dp > 8192 else 4,
     )  # fmt: skip

@@ -20,7 +20,7 @@ def _norms(x):
 @triton.jit(do_not_specialize=SIZES)
 def bounds_kernel(
     K, TABLE, NORM, VECTORS, SCALARS, START, LENGTH, start_b, length_b, G, S, NB, TOUCHED, PAGE_SIZE, MAX_PAGES, kb, kg,
-    ks, D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, PAGED: tl.constexpr,
+    ks, D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, PLACE: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """One block a program."""
@@ -34,11 +34,12 @@ def bounds_kernel(
         return
     cols = tl.arange(0, DP)
     at = K + g.to(tl.int64) * kg
-    if PAGED == 0:
+    if PLACE == 0:
         at += b.to(tl.int64) * kb
     table = TABLE + b.to(tl.int64) * MAX_PAGES
-    inside = first + tl.arange(0, BLOCK) < stop
-    k = cache_rows(at, table, first, stop, inside, kb, ks, PAGE_SIZE, cols, D, DP, BLOCK, PAGED, False).to(tl.float32)
+    rows = first + tl.arange(0, BLOCK)
+    inside = rows < stop
+    k = cache_rows(at, table, first, rows, stop, inside, kb, ks, PAGE_SIZE, cols, D, DP, PLACE, False).to(tl.float32)
     norm = tl.where(inside, _norms(k), 0.0)
     place = bg.to(tl.int64) * NB + block
     tl.store(NORM + place, tl.max(norm, 0))
@@ -49,7 +50,17 @@ def bounds_kernel(
         high = tl.max(tl.where(inside[:, None], k, float("-inf")), 0)
         tl.store(out, narrow(low, dtype, UPCAST), mask=cols < D)
         tl.store(out + D, narrow(high, dtype, UPCAST), mask=cols < D)
-    if KIND >= 3:
+    if KIND == 5:
+        # As in theory_kernels.screen, with one step a block.
+        step = tl.max(tl.max(tl.abs(k), 1), 0) / 127.0
+        step = tl.where(step > 0.0, step, 1.0)
+        rounded = tl.minimum(tl.maximum(tl.floor(k / step + 0.5), -127.0), 127.0)
+        out = VECTORS + (place * BLOCK + tl.arange(0, BLOCK))[:, None] * D + cols[None, :]
+        tl.store(out, rounded.to(tl.int8), mask=(cols < D)[None, :])
+        missed = tl.where(inside, _norms(k - rounded * step) + 1e-6 * norm, 0.0)
+        tl.store(SCALARS + place * 2, step)
+        tl.store(SCALARS + place * 2 + 1, tl.max(missed, 0) * 1.000001)
+    elif KIND >= 3:
         out = VECTORS + place * D + cols
         center = tl.sum(k, 0) / tl.minimum(stop - first, BLOCK).to(tl.float32)
         if KIND == 4:

@@ -30,30 +30,30 @@ def wait_for_predecessor(EARLY: tl.constexpr):
 
 @triton.jit
 def cache_rows(
-    X, TABLE, start, stop, wanted, page_stride, row_stride, PAGE_SIZE, cols, D: tl.constexpr, DP: tl.constexpr,
-    COUNT: tl.constexpr, PAGED: tl.constexpr, SOME: tl.constexpr,
+    X, TABLE, start, rows, stop, wanted, page_stride, row_stride, PAGE_SIZE, cols, D: tl.constexpr, DP: tl.constexpr,
+    PLACE: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """Rows start .. start + COUNT - 1 of a cache, 0 from ``stop`` on and (SOME) where not ``wanted``.
+    """Rows ``rows`` of a cache, 0 from ``stop`` on and (SOME) where not ``wanted``.
 
-    ``PAGED``: 0 contiguous, 1 a page holds all COUNT rows, 2 every row looks up its page.
+    ``PLACE``: 0 side by side from ``start`` on, 1 the same in one page, 2 anywhere, each in its page, 3 anywhere.
     """
-    step = tl.arange(0, COUNT)
-    inside = (start + step < stop)[:, None]
+    inside = (rows < stop)[:, None]
     if SOME:
         inside = inside & wanted[:, None]
     if D != DP:
         inside = inside & (cols < D)[None, :]
-    if PAGED == 2:
-        row = start + step
-        page = tl.load(TABLE + row // PAGE_SIZE, mask=row < stop, other=0).to(tl.int64)
-        at = X + ((page * page_stride + (row % PAGE_SIZE).to(tl.int64) * row_stride)[:, None] + cols[None, :])
+    if PLACE == 2:
+        page = tl.load(TABLE + rows // PAGE_SIZE, mask=rows < stop, other=0).to(tl.int64)
+        at = X + ((page * page_stride + (rows % PAGE_SIZE).to(tl.int64) * row_stride)[:, None] + cols[None, :])
+    elif PLACE == 3:
+        at = X + ((rows.to(tl.int64) * row_stride)[:, None] + cols[None, :])
     else:
-        if PAGED == 1:
+        if PLACE == 1:
             page = tl.load(TABLE + start // PAGE_SIZE, mask=start < stop, other=0).to(tl.int64)
             base = X + (page * page_stride + (start % PAGE_SIZE).to(tl.int64) * row_stride)
         else:
             base = X + start.to(tl.int64) * row_stride
-        at = base + ((step * row_stride)[:, None] + cols[None, :])
+        at = base + (((rows - start) * row_stride)[:, None] + cols[None, :])
     return tl.load(at, mask=inside, other=0.0)
 
 

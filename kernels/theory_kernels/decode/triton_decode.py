@@ -28,10 +28,11 @@ def _all_blocks(TOTALS, UNITS, UB: tl.constexpr):
 
 @triton.jit
 def _score(
-    q, K, TABLE, key, length, page_stride, row_stride, PAGE_SIZE, cols, SCALE, D: tl.constexpr, DP: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, PAGED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
+    q, K, TABLE, first, keys, length, page_stride, row_stride, PAGE_SIZE, cols, SCALE, D: tl.constexpr,
+    DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PLACE: tl.constexpr, PREC: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
-    k = cache_rows(K, TABLE, key, length, key, page_stride, row_stride, PAGE_SIZE, cols, D, DP, BN, PAGED, False)
+    k = cache_rows(K, TABLE, first, keys, length, keys, page_stride, row_stride, PAGE_SIZE, cols, D, DP, PLACE, False)
     return dot(q, tl.trans(k), tl.zeros([BM, BN], tl.float32), PREC, UPCAST) * SCALE
 
 
@@ -49,7 +50,7 @@ def attend_kernel(
     ROW_BLOCKS, NB, PAGE_SIZE, MAX_PAGES, PROGRAMS, qb1, qh1, qt1, qb2, qh2, qt2, kb1, kg1, ks1, kb2, kg2, ks2, vb,
     vg, vs, tau_b, tau_h, tau_t, SCALE, D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, UB: tl.constexpr, VIEWS: tl.constexpr,
-    SOFTMAX: tl.constexpr, POWER: tl.constexpr, RAGGED: tl.constexpr, PAGED: tl.constexpr,
+    SOFTMAX: tl.constexpr, POWER: tl.constexpr, RAGGED: tl.constexpr, PLACE: tl.constexpr,
     NORMALIZE: tl.constexpr, LAZY: tl.constexpr, COUNTED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr,
     EARLY: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -72,7 +73,9 @@ def attend_kernel(
         start += tl.sum(tl.where(passed, number, 0), 0)
         before += tl.sum(number, 0)
     cols, vcols = tl.arange(0, DP), tl.arange(0, EP)
-    SUB: tl.constexpr = BLOCK // BN
+    # Steps a block, or blocks a step.
+    SUB: tl.constexpr = BLOCK // BN if BLOCK > BN else 1
+    GROUP: tl.constexpr = BN // BLOCK if BN > BLOCK else 1
     while low < high:
         number = tl.load(TOTALS + unit)
         stop = tl.minimum(high, start + number)
@@ -91,7 +94,7 @@ def attend_kernel(
                 lam = tl.load(LAM + head, mask=exists, other=0.0)[:, None]
             table = TABLE + b.to(tl.int64) * MAX_PAGES
             k1_at, k2_at, v_at = K1 + g.to(tl.int64) * kg1, K2 + g.to(tl.int64) * kg2, V + g.to(tl.int64) * vg
-            if PAGED == 0:
+            if PLACE == 0 or PLACE == 3:
                 k1_at += b.to(tl.int64) * kb1
                 k2_at += b.to(tl.int64) * kb2
                 v_at += b.to(tl.int64) * vb
@@ -100,11 +103,20 @@ def attend_kernel(
             peak = tl.full([BM], float("-inf"), tl.float32)
             mass = tl.zeros([BM], tl.float32)
             survivors = tl.zeros([BM], tl.int32)
-            for i in range((low - start) * SUB, (stop - start) * SUB):
-                key = tl.load(list_at + i // SUB) * BLOCK + (i % SUB) * BN
-                s = _score(q1, k1_at, table, key, length, kb1, ks1, PAGE_SIZE, cols, SCALE, D, DP, BM, BN, PAGED,
-                           PREC, UPCAST)  # fmt: skip
-                seen = (key + tl.arange(0, BN))[None, :] <= last[:, None]
+            lane = tl.arange(0, BN)
+            for i in range(tl.cdiv((stop - low) * SUB, GROUP)):
+                if GROUP == 1:
+                    begin = tl.load(list_at + (low - start) + i // SUB) * BLOCK + (i % SUB) * BN
+                    keys = begin + lane
+                else:
+                    slot = (low - start) + i * GROUP + lane // BLOCK
+                    begin = i
+                    block = tl.load(list_at + slot, mask=slot < stop - start, other=0)
+                    # Past the share: a key that nobody sees.
+                    keys = tl.where(slot < stop - start, block * BLOCK + lane % BLOCK, 0x7FFFFFFF)
+                s = _score(q1, k1_at, table, begin, keys, length, kb1, ks1, PAGE_SIZE, cols, SCALE, D, DP, BM, BN,
+                           PLACE, PREC, UPCAST)  # fmt: skip
+                seen = keys[None, :] <= last[:, None]
                 if SOFTMAX:
                     alive = seen & (s >= tau[:, None])
                     s = tl.where(alive, s, float("-inf"))
@@ -122,8 +134,8 @@ def attend_kernel(
                     w = rectified_power(x, POWER)
                     alive = x > 0.0
                     if VIEWS == 2:
-                        s = _score(q2, k2_at, table, key, length, kb2, ks2, PAGE_SIZE, cols, SCALE, D, DP, BM, BN,
-                                   PAGED, PREC, UPCAST)  # fmt: skip
+                        s = _score(q2, k2_at, table, begin, keys, length, kb2, ks2, PAGE_SIZE, cols, SCALE, D, DP, BM,
+                                   BN, PLACE, PREC, UPCAST)  # fmt: skip
                         y = tl.maximum(tl.where(seen, s - tau[:, None], 0.0), 0.0)
                         w -= lam * rectified_power(y, POWER)
                         alive = alive | (y > 0.0)
@@ -131,7 +143,7 @@ def attend_kernel(
                     survivors += tl.sum(alive.to(tl.int32), 1)
                 # LAZY reads the values of survivors only, but cannot load them before the scores are there.
                 wanted = tl.max(alive.to(tl.int32), 0) > 0
-                v = cache_rows(v_at, table, key, length, wanted, vb, vs, PAGE_SIZE, vcols, E, EP, BN, PAGED,
+                v = cache_rows(v_at, table, begin, keys, length, wanted, vb, vs, PAGE_SIZE, vcols, E, EP, PLACE,
                                LAZY)  # fmt: skip
                 acc = _add(acc, w, v, PREC, WIDE, UPCAST)
             row = (index + unit).to(tl.int64) * tl.minimum(ROWS, BM) + tl.arange(0, BM)

@@ -16,9 +16,19 @@ from .triton_cache import SIZES, query_rows, row_thresholds, unit_of, wait_for_p
 
 
 @triton.jit
-def _side(q, KIND: tl.constexpr, BM: tl.constexpr, DP: tl.constexpr):
+def _step(q):
+    """Step of the int8 rounding of each row."""
+    step = tl.max(tl.abs(q.to(tl.float32)), 1) / 127.0
+    return tl.where(step > 0.0, step, 1.0)
+
+
+@triton.jit
+def _side(q, step, KIND: tl.constexpr, BM: tl.constexpr, DP: tl.constexpr):
     """What a block's vectors are multiplied with: for low and high the negative part beside the positive one."""
-    if KIND == 2:
+    if KIND == 5:
+        rounded = tl.floor(q.to(tl.float32) / step[:, None] + 0.5)
+        return tl.minimum(tl.maximum(rounded, -127.0), 127.0).to(tl.int8)
+    elif KIND == 2:
         wide = q.to(tl.float32)
         both = tl.join(tl.minimum(wide, 0.0), tl.maximum(wide, 0.0)).to(q.dtype)
         return tl.reshape(tl.permute(both, (0, 2, 1)), [BM, 2 * DP])
@@ -28,18 +38,33 @@ def _side(q, KIND: tl.constexpr, BM: tl.constexpr, DP: tl.constexpr):
 
 @triton.jit
 def _upper(
-    side, size, total, VECTORS, place, blocks, inside, largest, scalar, D: tl.constexpr, DP: tl.constexpr,
-    KIND: tl.constexpr, ULP: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
+    side, size, total, step, VECTORS, place, first, NB, largest, scalar, other, D: tl.constexpr, DP: tl.constexpr,
+    BM: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, ULP: tl.constexpr,
+    PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Upper bound of the products that the attention kernel computes, (BM, STEP).
 
-    ``KIND``: 1 norm, 2 low and high of every channel, 3 ball, 4 cap. ``size`` and ``total``: Euclidean and absolute
-    norm of the queries; ``largest``, ``scalar``: of the blocks; ``place``: index of the head's first block.
+    ``KIND``: 1 norm, 2 low and high of every channel, 3 ball, 4 cap, 5 int8. ``size``, ``total`` and ``step``: see
+    :func:`_norms`; ``largest``, ``scalar``, ``other``: see :func:`_numbers`; ``place``: index of the first block.
     """
     reach = size[:, None] * largest[None, :]
     bound = reach
-    if KIND >= 2:
+    if KIND == 5:
+        cols, row = tl.arange(0, DP), tl.arange(0, STEP * BLOCK)
+        at = VECTORS + ((place + first) * (BLOCK * D) + row * D)[:, None] + cols[None, :]
+        keys = tl.load(at, mask=(first * BLOCK + row < NB * BLOCK)[:, None] & (cols < D)[None, :], other=0)
+        if UPCAST:
+            product = tl.dot(side.to(tl.float32), tl.trans(keys).to(tl.float32))
+        else:
+            product = tl.dot(side, tl.trans(keys), out_dtype=tl.int32).to(tl.float32)
+        most = tl.max(tl.reshape(product, [BM, STEP, BLOCK]), 2)
+        edge = (step[:, None] * scalar[None, :]) * most + (size + total)[:, None] * other[None, :]
+        edge += total[:, None] * largest[None, :] + (8 * ULP) * reach
+        bound = tl.minimum(reach, edge)
+    elif KIND >= 2:
         SPAN: tl.constexpr = 2 if KIND == 2 else 1
+        blocks = first + tl.arange(0, STEP)
+        inside = blocks < NB
         column = tl.arange(0, SPAN * DP)
         at = VECTORS + (place * (SPAN * D) + blocks.to(tl.int64) * (SPAN * D))[:, None]
         at = at + (column // DP * D + column % DP)[None, :]
@@ -64,20 +89,30 @@ def _upper(
 
 
 @triton.jit
-def _norms(q):
-    """Euclidean norms, a little too large, and absolute norms of query rows."""
+def _norms(q, side, step, KIND: tl.constexpr):
+    """Euclidean norms of query rows, and what their int8 rounding misses or else absolute norms; a little too large."""
     wide = q.to(tl.float32)
-    return tl.sqrt_rn(tl.sum(wide * wide, 1)) * 1.0001 + 2e-18, tl.sum(tl.abs(wide), 1) * 1.0001
+    size = tl.sqrt_rn(tl.sum(wide * wide, 1)) * 1.0001 + 2e-18
+    if KIND == 5:
+        miss = wide - side.to(tl.float32) * step[:, None]
+        total = tl.sqrt_rn(tl.sum(miss * miss, 1)) * 1.0001 + 2e-18 + 1e-6 * size
+    else:
+        total = tl.sum(tl.abs(wide), 1) * 1.0001
+    return size, total
 
 
 @triton.jit
 def _numbers(NORM, SCALARS, place, blocks, NB, KIND: tl.constexpr):
-    """Largest norm of each block, and its radius or least projection."""
-    largest = tl.load(NORM + place + blocks, mask=blocks < NB, other=0.0)
-    scalar = largest
-    if KIND >= 3:
-        scalar = tl.load(SCALARS + place + blocks, mask=blocks < NB, other=0.0)
-    return largest, scalar
+    """Largest norm of each block; its radius, least projection, or step; and its largest residual."""
+    inside = blocks < NB
+    largest = tl.load(NORM + place + blocks, mask=inside, other=0.0)
+    scalar, other = largest, largest
+    if KIND == 5:
+        scalar = tl.load(SCALARS + (place + blocks) * 2, mask=inside, other=0.0)
+        other = tl.load(SCALARS + (place + blocks) * 2 + 1, mask=inside, other=0.0)
+    elif KIND >= 3:
+        scalar = tl.load(SCALARS + place + blocks, mask=inside, other=0.0)
+    return largest, scalar, other
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -110,30 +145,31 @@ def screen_kernel(
         tau = row_thresholds(TAU, b, head, token, exists, tau_b, tau_h, tau_t)
         place = (b * G + g).to(tl.int64) * NB
         q1 = query_rows(Q1, b, head, token, exists, qb1, qh1, qt1, cols, D, NORMALIZE, UPCAST)
-        size1, total1 = _norms(q1)
-        side1 = _side(q1, KIND, BM, DP)
-        side2, size2, total2 = side1, size1, total1
+        step1 = _step(q1)
+        side1 = _side(q1, step1, KIND, BM, DP)
+        size1, total1 = _norms(q1, side1, step1, KIND)
+        side2, size2, total2, step2 = side1, size1, total1, step1
         if VIEWS == 2:
             q2 = query_rows(Q2, b, head, token, exists, qb2, qh2, qt2, cols, D, NORMALIZE, UPCAST)
-            size2, total2 = _norms(q2)
-            side2 = _side(q2, KIND, BM, DP)
+            step2 = _step(q2)
+            side2 = _side(q2, step2, KIND, BM, DP)
+            size2, total2 = _norms(q2, side2, step2, KIND)
         # Loaded a step ahead: the pipeline takes care of the vectors only.
-        largest1, scalar1 = _numbers(NORM1, SCALARS1, place, first + lane, NB, KIND)
-        largest2, scalar2 = largest1, scalar1
+        largest1, scalar1, other1 = _numbers(NORM1, SCALARS1, place, first + lane, NB, KIND)
+        largest2, scalar2, other2 = largest1, scalar1, other1
         if VIEWS == 2:
-            largest2, scalar2 = _numbers(NORM2, SCALARS2, place, first + lane, NB, KIND)
+            largest2, scalar2, other2 = _numbers(NORM2, SCALARS2, place, first + lane, NB, KIND)
         for at in range(first, stop, STEP):
             blocks = at + lane
-            inside = blocks < NB
-            upper = _upper(side1, size1, total1, VECTORS1, place, blocks, inside, largest1, scalar1, D, DP, KIND, ULP,
-                           PREC, UPCAST)  # fmt: skip
+            upper = _upper(side1, size1, total1, step1, VECTORS1, place, at, NB, largest1, scalar1, other1, D, DP,
+                           BM, STEP, BLOCK, KIND, ULP, PREC, UPCAST)  # fmt: skip
             alive = tl.where(upper * SCALE + 1e-37 < tau[:, None], 0, 1)
-            largest1, scalar1 = _numbers(NORM1, SCALARS1, place, blocks + STEP, NB, KIND)
+            largest1, scalar1, other1 = _numbers(NORM1, SCALARS1, place, blocks + STEP, NB, KIND)
             if VIEWS == 2:
-                upper = _upper(side2, size2, total2, VECTORS2, place, blocks, inside, largest2, scalar2, D, DP, KIND,
-                               ULP, PREC, UPCAST)  # fmt: skip
+                upper = _upper(side2, size2, total2, step2, VECTORS2, place, at, NB, largest2, scalar2, other2, D,
+                               DP, BM, STEP, BLOCK, KIND, ULP, PREC, UPCAST)  # fmt: skip
                 alive = alive | tl.where(upper * SCALE + 1e-37 < tau[:, None], 0, 1)
-                largest2, scalar2 = _numbers(NORM2, SCALARS2, place, blocks + STEP, NB, KIND)
+                largest2, scalar2, other2 = _numbers(NORM2, SCALARS2, place, blocks + STEP, NB, KIND)
             alive = tl.where((blocks * BLOCK)[None, :] <= last[:, None], alive, 0)
             kept = tl.max(alive, 0)
             tl.store(out + found + tl.cumsum(kept, 0) - kept, blocks, mask=kept != 0)
