@@ -195,5 +195,5 @@ def tasks(loaded: LoadedModel, wanted: Mapping[str, Any], corpus: str | None) ->
         task = get_task(name, 0, **parameters)
         lengths = [n for n in wanted["task_lengths"] if task.shortest() <= n <= (task.longest() or n)]
         result = task.evaluate(loaded, lengths, samples=int(wanted.get("samples", 100)))
-        rows += [{"asked": text, **row} for row in result.rows.to_dict("records")]
+        rows += [{"asked": text, **{str(k): v for k, v in row.items()}} for row in result.rows.to_dict("records")]
     return rows
