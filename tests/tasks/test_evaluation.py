@@ -244,6 +244,8 @@ def test_the_command(folder, tmp_path):
         (("--task", "passkey"), "a model with a tokenizer"),
         (("--task", "recall", "--corpus", "x"), "task recall takes none"),
         (("--task", "recall", "--length", "4"), "at least"),
+        (("--task", "recall", "--harness", "piqa"), "one of the two is allowed"),
+        (("--task", "recall", "--limit", "5"), "it goes with --harness"),
     ],
 )
 def test_the_command_says_what_is_wrong_in_one_line(folder, words, message):

@@ -99,16 +99,12 @@ def show_command(corpus: str, form: str) -> None:
 
 
 def _print(corpus: Any) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from theory_lab.render import _console, _table
 
-    from theory_lab.render import _console
-
-    table = Table(box=SIMPLE_HEAD, title=f"{corpus.name}, vocabulary {corpus.vocab_size:,}")
-    for column in ("source", "version", "license"):
-        table.add_column(column)
-    for column in ("documents", "kept", "tokens"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = _table(
+        ("source", "l"), ("version", "w"), ("license", "w"), ("documents", "r"), ("kept", "r"), ("tokens", "r"),
+        title=f"{corpus.name}, vocabulary {corpus.vocab_size:,}",
+    )  # fmt: skip
     for source in corpus.manifest["sources"]:
         numbers = (f"{source[key]:,}" for key in ("documents", "kept_documents", "tokens"))
         table.add_row(source["name"], source["version"], source["license"], *numbers)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 @click.option("--task", "spec", metavar="NAME[:KEY=VALUE,...]",
               help="recall, copy, reverse, sort, local-count, two-back, flip-flop, passkey or multi-needle, with "
               "parameters as in recall:queries=8. Default of those: what the model was trained with.")  # fmt: skip
+@click.option("--harness", metavar="NAMES",
+              help="Tests of lm-evaluation-harness instead, such as hellaswag,piqa.")  # fmt: skip
+@click.option("--harness-tasks", metavar="DIR", help="Further tests for it: a folder of its YAML files.")
+@click.option("--limit", metavar="NUMBER", help="Samples of each of its tests. Default: all.")
 @click.option("--length", default="64", show_default=True, metavar="NUMBERS",
               help="Tokens of a sequence, such as 64:65536:x4.")  # fmt: skip
 @click.option("--samples", default="200", show_default=True, metavar="NUMBER", help="Sequences a length.")
@@ -46,14 +50,17 @@ def command(**options: Any) -> int:
     \b
     theory-lab evaluate runs/recall-asentmax --task recall --length 64:4096:x4 --out recall.csv
     theory-lab evaluate runs/tda --task multi-needle:needles=4 --length 500:4000:+500 --samples 100
+    theory-lab evaluate smollm2-135m --harness hellaswag,piqa --limit 500
     """
     import importlib.util
 
     spec = options["spec"]
-    if spec is None:
+    if (spec is None) == (options["harness"] is None):
         from theory_lab.tasks.registry import list_tasks
 
-        raise InputError("task", "none", f"name one of {', '.join(list_tasks())}")
+        raise InputError(
+            "task", spec or "none", f"name one of {', '.join(list_tasks())}, or --harness: one of the two is allowed"
+        )
     lengths = parse_wholes(options["length"], "length")
     samples = one_whole(options["samples"], "samples")
     seed = one_whole(options["seed"], "seed")
@@ -63,21 +70,17 @@ def command(**options: Any) -> int:
         _writer(options["out"])
     if importlib.util.find_spec("torch") is None:
         raise InputError("evaluate", "torch is not installed", "pip install 'theory-lab[models]'")
-    from theory_lab.tasks.registry import parse_spec, task_class
-
-    task_class(parse_spec(spec)[0])
-    from theory_lab.models import load_model
+    if spec is None:
+        return _harness(options, level, seed)
     from theory_lab.progress import make_progress
     from theory_lab.tasks.evaluation import evaluate
+    from theory_lab.tasks.registry import parse_spec, task_class
 
-    model = load_model(
-        options["model"],
-        device=options["device"],
-        dtype=options["dtype"],
-        attention=options["attention"],
-        trust_remote_code=options["trust_remote_code"],
-        quiet=options["quiet"],
-    )
+    for name in ("harness_tasks", "limit"):
+        if options[name] is not None:
+            raise InputError(name.replace("_", "-"), options[name], "it goes with --harness")
+    task_class(parse_spec(spec)[0])
+    model = _load(options)
     task = _task(spec, seed, model, options["corpus"])
     progress = make_progress(options["quiet"], "answering", "sequences")
     finished: list[TaskResult] = []
@@ -104,6 +107,42 @@ def command(**options: Any) -> int:
     finally:
         progress.stop()
     _print(result, options["form"])
+    return 0
+
+
+def _load(options: dict[str, Any]) -> Any:
+    from theory_lab.models import load_model
+
+    return load_model(
+        options["model"],
+        device=options["device"],
+        dtype=options["dtype"],
+        attention=options["attention"],
+        trust_remote_code=options["trust_remote_code"],
+        quiet=options["quiet"],
+    )
+
+
+def _harness(options: dict[str, Any], level: float, seed: int) -> int:
+    """Tests of lm-evaluation-harness."""
+    from theory_lab.tasks.harness import run_harness
+
+    names = [part.strip() for part in options["harness"].split(",") if part.strip()]
+    limit = None if options["limit"] is None else one_whole(options["limit"], "limit")
+    rows = run_harness(_load(options), names, limit=limit, include=options["harness_tasks"], level=level, seed=seed)
+    if options["out"] is not None:
+        from theory_lab.store import write_whole
+
+        write_whole(options["out"], _writer(options["out"])(rows))
+    if options["form"] == "table":
+        from theory_lab.tasks.rendering import print_harness
+
+        print_harness(rows, level)
+    else:
+        from theory_lab import render
+
+        json_wanted = options["form"] == "json"
+        click.echo(render.to_json(rows) if json_wanted else render.to_csv(rows), nl=json_wanted)
     return 0
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from theory_lab.render import _console, _table
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from theory_lab.tasks.evaluation import TaskResult
 
 
@@ -40,3 +42,16 @@ def print_result(result: TaskResult) -> None:
         console.print(f"questions: {first.method}; sequences: clopper-pearson", markup=False)
     for note in result.notes:
         console.print(f"note: {note}", markup=False)
+
+
+def print_harness(rows: pd.DataFrame, level: float) -> None:
+    """Print what lm-evaluation-harness found, one line a task and metric."""
+    console = _console()
+    table = _table(
+        ("task", "l"), ("metric", "l"), ("samples", "r"), ("value", "r"), (f"{level:.0%} interval", "r"),
+        title=str(rows.model.iloc[0]),
+    )  # fmt: skip
+    for row in rows.itertuples():
+        between = "" if row.method == "none" else f"{row.low:.4f} to {row.high:.4f}"
+        table.add_row(str(row.task), str(row.metric), f"{row.samples:,}", f"{row.value:.4f}", between)
+    console.print(table)
