@@ -9,6 +9,7 @@ Shape legend, used in every module of the package::
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -103,6 +104,7 @@ def _coefficients(max_n: int, kappa: float, head_dim: int, device: torch.device)
 # Tensors of past calls; a CUDA graph capture reads them but must not add one that lives in its own pool.
 _TABLES: dict[tuple, torch.Tensor] = {}
 _MAX_TABLES = 64
+_TABLES_LOCK = threading.Lock()
 
 
 def remembered(key: tuple, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -115,15 +117,17 @@ def remembered(key: tuple, device: torch.device, make: Callable[[], torch.Tensor
         with torch.inference_mode(False):
             table = make()
         if type(table) is torch.Tensor and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            if len(_TABLES) >= _MAX_TABLES:
-                _TABLES.pop(next(iter(_TABLES)))
-            _TABLES[key] = table
+            with _TABLES_LOCK:
+                if len(_TABLES) >= _MAX_TABLES:
+                    _TABLES.pop(next(iter(_TABLES)))
+                _TABLES[key] = table
     return table
 
 
 def held_tables() -> tuple[torch.Tensor, ...]:
     """Every remembered tensor: whoever captures a CUDA graph keeps them as long as the graph, which reads some."""
-    return tuple(_TABLES.values())
+    with _TABLES_LOCK:
+        return tuple(_TABLES.values())
 
 
 def constant(value: float, heads: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -39,38 +39,39 @@ def key_shares(
     q = tensors[0]
     if not keys:
         return mass.new_zeros((*mass.shape[:2], 0))
-    n = visible.double().clamp_min(1.0)
-    kappa, power = arguments.get("kappa", 1.0), arguments.get("power", 2.0)
-    tau = _by_head(arguments.get("beta", 1.0), q) * (2.0 * (n / kappa).log().clamp_min(0.0) / q.shape[-1]).sqrt()
+    # In place where it can be: on a GPU, each operation costs a launch and a pass over the rows.
+    tau = visible.to(torch.float64, copy=True).clamp_min_(1.0).div_(arguments.get("kappa", 1.0)).log_().clamp_min_(0.0)
+    tau = _scaled(tau.mul_(2.0 / q.shape[-1]).sqrt_(), arguments.get("beta", 1.0))[..., None]
     views = []
     for left, right in zip(tensors[::2], tensors[1::2], strict=True):
         chosen = torch.stack([right[:, :, key] for key in keys], 2)
         cosines = _cosines(left, chosen, arguments.get("normalize") is not False)
-        views.append((cosines - tau[..., None]).clamp_min(0.0).pow(power))
-    w = views[0] if len(views) == 1 else (views[0] - _by_head(arguments.get("lam", 0.5), q)[..., None] * views[1]).abs()
-    seen = _sees(q, keys, arguments) & (visible > 0)[..., None]
-    share = torch.where(seen, w, 0.0) / (mass[..., None] + SHARE_EPSILON)
-    return share.sum(-2)
+        views.append((cosines - tau).clamp_min_(0.0).pow_(arguments.get("power", 2.0)))
+    w = views[0]
+    if len(views) == 2:
+        w = w.sub_(_scaled(views[1], arguments.get("lam", 0.5))).abs_()
+    hidden = ~(_sees(q, keys, arguments) & (visible > 0)[..., None])
+    return w.masked_fill_(hidden, 0.0).div_((mass + SHARE_EPSILON)[..., None]).sum(-2)
 
 
-def _by_head(value: Any, q: Tensor) -> Tensor:
-    """(1, H or 1, 1)."""
+def _scaled(x: Tensor, value: Any) -> Tensor:
+    """(B, H, ...) times a number, or one a head; x may be written over."""
     if not isinstance(value, Tensor):
-        return torch.full((1, 1, 1), value, dtype=torch.float64, device=q.device)
-    return value.to(q.device, torch.float64).reshape(1, -1, 1)
+        return x.mul_(value)
+    return x * value.to(x.device, torch.float64).reshape(1, -1, *(1,) * (x.ndim - 2))
 
 
 def _cosines(q: Tensor, k: Tensor, normalize: bool) -> Tensor:
-    """Float64 (B, H, T, keys), multiplied in the tensors' type or float32, as the statistics are."""
+    """(B, H, T, keys), multiplied in the tensors' type or float32, as the statistics are."""
     wide = torch.promote_types(q.dtype, torch.float32)
     k = k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], 1)
     if normalize:
         k = torch.nn.functional.normalize(k, dim=-1, eps=0.0).nan_to_num(0.0)
-    scores = (q.to(wide) @ k.transpose(-1, -2)).double()
+    scores = q.to(wide) @ k.transpose(-1, -2)
     if normalize:
-        norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True, dtype=wide).double()
-        scores = scores / torch.where(norm > 0, norm, 1.0)
-    return scores
+        norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True, dtype=wide)
+        scores = scores / norm.clamp_min_(torch.finfo(wide).tiny)  # a row of zeros has scores of 0
+    return scores.double()
 
 
 def _sees(q: Tensor, chosen: Sequence[int], arguments: Mapping[str, Any]) -> Tensor:
