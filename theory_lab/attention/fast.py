@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -50,7 +49,7 @@ class Call:
         """Key position of the first query row: queries are the last T of the S positions."""
         return 0 if self.cu_seqlens is not None else self.k.shape[2] - self.q.shape[2]
 
-    @cached_property
+    @property  # not cached: torch.compile cannot enter the lock of Python 3.11's cached_property
     def span(self) -> tuple[Tensor, Tensor] | None:
         """First valid key and number of valid keys of each sequence, int32 (B,); None where the mask has holes.
 
@@ -65,7 +64,7 @@ class Call:
         whole = (place >= first[:, None]) & (place < (first + count)[:, None])
         return (first.int(), count.int()) if torch.equal(whole, keep) else None
 
-    @cached_property
+    @property  # not cached: torch.compile cannot enter the lock of Python 3.11's cached_property
     def scope(self) -> Scope:
         """What thresholds, gates and temperatures read of a scope: n, x and q, in float32 or wider. No visibility."""
         wide = torch.promote_types(self.q.dtype, torch.float32)

@@ -155,9 +155,10 @@ def geometry(call: Call) -> tuple[Call, dict[str, Any]]:
             "cu_seqlens": call.cu_seqlens, "cu_seqlens_k": call.cu_seqlens_k, "max_seqlen": call.max_seqlen
         }  # fmt: skip
     options["query_offset"] = call.offset
-    if call.span is None:
+    span = call.span
+    if span is None:
         return call, options
-    first, count = call.span
+    first, count = span
     b, _, s, _ = call.k.shape
     if bool((first > 0).any()):
         place = (torch.arange(s, device=first.device) + first[:, None]) % s

@@ -94,8 +94,8 @@ class SharpTRA(TRA):
     """
 
     def thresholds(self, scope: Scope, like: Tensor) -> Tensor:
-        table = sharp_thresholds(like.shape[-1], scope.need_head_dim(), self.kappa)
-        return self.value("beta", like) * _on(table, like)[scope.n.long()]
+        table = _on(like.shape[-1], scope.need_head_dim(), self.kappa, like.dtype, like.device)
+        return self.value("beta", like) * table[scope.n.long()]
 
 
 class SharpTDA(TDA):
@@ -143,10 +143,12 @@ def sharp_thresholds(keys: int, head_dim: int, kappa: float) -> np.ndarray:
     return known
 
 
-def _on(table: np.ndarray, like: Tensor) -> Tensor:
-    key = (id(table), float(table[-1]), len(table), like.dtype, like.device)
+@torch.compiler.assume_constant_result  # a compiled graph holds the table, and does not look at how it is made
+def _on(keys: int, head_dim: int, kappa: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    table = sharp_thresholds(keys, head_dim, kappa)
+    key = (head_dim, kappa, len(table), dtype, device)
     if key not in _Tables.copies:
-        _Tables.copies[key] = torch.as_tensor(table, dtype=like.dtype, device=like.device)
+        _Tables.copies[key] = torch.as_tensor(table, dtype=dtype, device=device)
     return _Tables.copies[key]
 
 
