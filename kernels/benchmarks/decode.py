@@ -28,6 +28,7 @@ FIELDS = (
 )  # fmt: skip
 # Scores of the planted keys, thresholds, and standard deviation of the entries of all others.
 PLANTED, TAU, SMALL = 6.0, 4.0, 0.1
+COPIES = 4
 
 
 class Cache:
@@ -229,6 +230,73 @@ def values(bench: Bench, cache: Cache) -> None:
             launch.LAZY = old
 
 
+def trained(bench: Bench, path: Path) -> None:
+    """Keys of a trained model, thresholds constant for each head that keep a share of the softmax mass on average.
+
+    The file holds "q" (layers, heads, rows, D), "k" (layers, groups, S, D), bfloat16; every row becomes COPIES sequences
+    with keys of their own, so that the caches are many times the L2.
+    """
+    found = torch.load(path, weights_only=True)
+    q, k = found["q"].cuda(), found["k"].cuda()
+    layers, heads, rows, dim = q.shape
+    groups, length = k.shape[1:3]
+    score = (q.float() @ k.float().repeat_interleave(heads // groups, 1).transpose(-1, -2)) * dim**-0.5
+    mass = score.softmax(-1)
+    q = q.transpose(1, 2).flatten(0, 1)[:, :, None].repeat(COPIES, 1, 1, 1)
+    k = k[:, None].expand(-1, rows, -1, -1, -1).flatten(0, 1).repeat(COPIES, 1, 1, 1)
+    v = torch.randn(k.shape, generator=torch.Generator("cuda").manual_seed(0), device="cuda").to(k.dtype)
+    common = {
+        "case": "trained", "batch": q.shape[0], "heads": heads, "groups": groups, "length": length, "dim": dim,
+        "dtype": "bfloat16",
+    }  # fmt: skip
+    data = k.numel() * k.element_size()
+
+    def flash() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    bench.time({**common, "pattern": "all mass", "mechanism": "FA2", "density": 1.0}, flash, 2 * data, None)
+    for kept in (1.0, 0.99, 0.9, 0.5):
+        order = score.flatten(2).sort(-1, descending=True)
+        sums = mass.flatten(2).double().gather(2, order.indices).cumsum(-1) / rows
+        at = (sums < kept).sum(-1, keepdim=True).clamp_max(order.values.shape[-1] - 1)
+        tau = order.values.gather(2, at) if kept < 1 else torch.full_like(order.values[..., :1], -math.inf)
+        tau = tau[:, None].expand(-1, rows, -1, -1).flatten(0, 1).repeat(COPIES, 1, 1)
+        for kind, block in ((None, 64), ("minmax", 64), ("int8", 16), ("int8", 32)):
+            bounds = None if kind is None else make_block_bounds(k, kind, block=block)
+            if kept == 1.0 and kind is not None:
+                continue
+
+            def call(bounds: BlockBounds | None = bounds, tau: torch.Tensor = tau) -> torch.Tensor:
+                out = elastic_decode(q, k, v, bounds, tau)
+                assert isinstance(out, torch.Tensor)
+                return out
+
+            _, met = elastic_decode(q, k, v, bounds, tau, return_statistics=True)
+            survivors = float(met.survivors.sum()) / (q.shape[0] * heads * length)
+            read = float(met.blocks_read.sum()) * block / (k.shape[0] * groups * length)
+            row = {
+                **common, "pattern": f"{kept:.0%} of the mass", "mechanism": "elastic", "density": survivors,
+                "read": read, "kind": kind or "none", "block": block,
+            }  # fmt: skip
+            if bounds is not None:
+                row["metadata"] = bounds.nbytes / (2 * data)
+            bench.time(row, call, None, _agree(call(), q, k, v, tau))
+
+
+def _agree(
+    got: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tau: torch.Tensor
+) -> tuple[float, float]:
+    """As :func:`gate`, for a batch."""
+    exact = elastic_decode(*(x.double() for x in (q, k, v)), None, tau, implementation="reference")
+    eager = elastic_decode(q, k, v, None, tau, implementation="reference")
+    assert isinstance(exact, torch.Tensor)
+    assert isinstance(eager, torch.Tensor)
+    size = exact.norm()
+    low = float((eager.double() - exact).norm() / size)
+    return float((got.double() - exact).norm() / size), 2 * (low + torch.finfo(q.dtype).eps)
+
+
 def sweep(bench: Bench, cache: Cache, density: float) -> None:
     """Launch options of the attention kernel, one after another."""
     k = cache.plant(density, "scattered", 64)
@@ -331,6 +399,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--groups", type=int, default=16)
     parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--trained", type=Path, help="queries and keys of a model (decode_bounds.py --save)")
     parser.add_argument("--sweep", action="store_true", help="time launch options too")
     options = parser.parse_args()
     device = torch.device("cuda")
@@ -350,12 +419,14 @@ def main() -> None:
         ours(bench, cache, k, make_block_bounds(k, "minmax", block=64), density, "one key a block", "density")
         del k
     values(bench, cache)
-    for kind, block in (("norm", 64), ("ball", 64), ("cap", 64), ("minmax", 128), ("ball", 128)):
+    for kind, block in (("norm", 64), ("ball", 64), ("cap", 64), ("minmax", 128), ("ball", 128), ("int8", 16)):
         k = cache.plant(0.1, "scattered", block)
         ours(bench, cache, k, make_block_bounds(k, kind, block=block), 0.1, "scattered", "kind")
         del k
     updates(bench, cache)
     serving(bench)
+    if options.trained is not None:
+        trained(bench, options.trained)
     for density in (0.1, 1.0):
         print("density", density)
         kernels(cache, density)

@@ -143,6 +143,7 @@ def draw(table: pd.DataFrame, path: Path) -> None:
 
 LABELS = {
     "none better": "blocks with a survivor", "norm": "norm", "minmax": "min and max", "ball": "ball", "cap": "cap",
+    "int8": "keys in int8",
 }  # fmt: skip
 
 
@@ -162,13 +163,20 @@ def main() -> None:
     parser.add_argument("--texts", nargs="+", default=["alice-in-wonderland", "us-constitution"])
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--rows", type=int, default=32, help="query positions of a text, over its second half")
+    parser.add_argument("--save", type=Path, help="write some layers' last queries and keys for decode.py --trained")
     options = parser.parse_args()
     rows: list[dict] = []
     for heads in random_unit(options.length, options.rows, 64, 9):
         rows += measure(heads)
     for text in options.texts:
-        for heads in captured(options.model, text, options.length, options.rows):
+        layers = captured(options.model, text, options.length, options.rows)
+        for heads in layers:
             rows += measure(heads)
+        if options.save is not None and text == options.texts[0]:
+            some = layers[:: max(1, len(layers) // 4)][:4]
+            torch.save(
+                {"q": torch.cat([x.q[:, :, -16:] for x in some]), "k": torch.cat([x.k for x in some])}, options.save
+            )
     table = summarize(rows)
     table.to_csv(options.out, index=False)
     print(text_table(table))

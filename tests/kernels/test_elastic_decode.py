@@ -120,6 +120,18 @@ class Inputs:
             options["lam"] = 0.4
         return cls([x.to(device) for x in q], [x.to(device) for x in k], v.to(device), tau.to(device), options)
 
+    def slopes(self, case: Case) -> torch.Tensor:
+        """Sum over keys of ``|d output / d score|``, float64: how far an error of all scores moves the output."""
+        power = self.options.get("power", 2.0)
+        plain = {k: v for k, v in self.options.items() if k not in ("rms_eps", "lam")}
+        changed = plain | {"power": power - 1.0} | ({"lam": -0.4} if len(self.q) == 2 else {})
+        steep = Inputs(self.q, self.k, self.v.abs(), self.tau, changed).run(case, "reference", F64)[0] * power
+        if "rms_eps" in self.options:
+            raw = Inputs(self.q, self.k, self.v, self.tau, self.options | {"rms_eps": None}).run(case, "reference", F64)
+            # The norm's own derivative at most doubles it.
+            steep = 2 * steep * (raw[0].square().mean(-1, keepdim=True) + self.options["rms_eps"]).rsqrt()
+        return steep
+
     def run(self, case: Case, implementation: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Output and survivors with operands of ``dtype``."""
         q, k, v = [x.to(dtype) for x in self.q], [x.to(dtype) for x in self.k], self.v.to(dtype)
@@ -171,9 +183,12 @@ def assert_within_budget(case: Case, device: torch.device, implementation: str) 
         # Three tf32 products leave out low times low; a real power is exp2(p log2 x) with both to about 2^-22.
         power = case.options.get("power", 2.0)
         eps = 2.0**-21 * (1.0 if power == 2.0 else 1.0 + power)
+    # A power of the excess is as steep as the excess is small: a score's own rounding counts too.
+    steep = given_.slopes(case) if case.weights != "softmax" else torch.zeros_like(exact)
     for norm in (torch.inf, 2.0):
         error, low = (torch.linalg.vector_norm(x.double() - exact, norm) for x in (got, eager))
-        allowed = 2 * (low + eps * torch.linalg.vector_norm(exact, norm))
+        size, slope = (torch.linalg.vector_norm(x, norm) for x in (exact, steep))
+        allowed = 2 * (low + eps * size + 2.0**-21 * slope)
         assert float(error) <= float(allowed), f"norm {norm}: {float(error):.3e} > {float(allowed):.3e}"
 
 
@@ -205,7 +220,8 @@ def _exact_maximum_survives(q: torch.Tensor, k: torch.Tensor, kind: str, block: 
     _, plain = elastic_decode(q, k, v, None, free.maximum, return_statistics=True, implementation=implementation)
     assert torch.equal(found.survivors, plain.survivors)
     assert int(found.survivors.min()) >= 1
-    assert bool((out == 1).all())
+    # Each row averages ones; a GPU's quotient of equal numbers may miss 1 by a unit or two.
+    assert float((out.double() - 1).abs().max()) <= 4 * torch.finfo(out.dtype).eps
 
 
 def _adversary(rng: np.random.Generator, heads: int, s: int, d: int, dtype: torch.dtype) -> tuple:
