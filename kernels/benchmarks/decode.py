@@ -233,12 +233,12 @@ def values(bench: Bench, cache: Cache) -> None:
 def trained(bench: Bench, path: Path) -> None:
     """Keys of a trained model, thresholds constant for each head that keep a share of the softmax mass on average.
 
-    The file holds "q" (layers, heads, rows, D), "k" (layers, groups, S, D), bfloat16; every row becomes COPIES sequences
-    with keys of their own, so that the caches are many times the L2.
+    The file holds "q" (layers, heads, rows, D) and "k" (layers, groups, S, D), bfloat16; every row becomes COPIES
+    sequences with keys of their own, so that the caches are many times the L2.
     """
     found = torch.load(path, weights_only=True)
     q, k = found["q"].cuda(), found["k"].cuda()
-    layers, heads, rows, dim = q.shape
+    heads, rows, dim = q.shape[1:]
     groups, length = k.shape[1:3]
     score = (q.float() @ k.float().repeat_interleave(heads // groups, 1).transpose(-1, -2)) * dim**-0.5
     mass = score.softmax(-1)
