@@ -197,6 +197,15 @@ def test_a_training_step_asks_no_tensor_for_its_value(name):
         torch.autograd.grad(loss, [value for value in fake.values() if value.requires_grad], allow_unused=True)
 
 
+def test_torch_compile_takes_the_model_as_one_graph():
+    torch._dynamo.reset()
+    model = make("tda-sharp", num_hidden_layers=1).train()
+    ids = tokens()
+    wanted = model(ids, labels=ids).loss
+    found = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)(ids, labels=ids).loss
+    assert torch.equal(found, wanted)
+
+
 def test_attention_can_be_returned_and_hidden_states():
     model = make("tda").eval()
     ids = tokens()
