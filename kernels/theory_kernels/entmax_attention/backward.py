@@ -10,6 +10,7 @@ where o' = sum_j s_ij v_j / sum_j s_ij was kept by the forward. One kernel owns 
 a fixed order and nothing is added atomically, so two runs agree bit for bit.
 """
 
+# ruff: noqa: SIM108 - branches on compile-time flags are no expressions
 # mypy: disable-error-code="no-untyped-def"
 # Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations
@@ -18,8 +19,8 @@ import triton
 import triton.language as tl
 
 from ..primitives import SIZES, dot, load_rows, narrow, sequence
-from .forward import load_items, products
-from .lists import last_keys, list_of
+from .forward import load_items, numbers, products
+from .lists import last_keys, list_of, seen_by, sees
 from .weights import eighths, log_weights, narrow_dot, weights
 
 # Knowing that a length is a multiple of 16 saves the key kernel registers.
@@ -27,12 +28,21 @@ _KEY_SIZES = [name for name in SIZES if name not in ("MAX_Q", "MAX_K")]
 
 
 @triton.jit
-def _alpha_terms(raw, factor, state, eps, seen, MODE: tl.constexpr):
+def _shifted(raw, factor, shift, state, eps, seen, MODE: tl.constexpr, MASKED: tl.constexpr):
+    """Weights and slopes; ``shift`` is -anchor factor, to which the state is added where it can be (MODE 1, 2)."""
+    if MODE == 0:
+        return weights(raw * factor + shift, state, eps, seen, MODE, MASKED)
+    else:
+        return weights(raw * factor, shift, eps, seen, MODE, MASKED)
+
+
+@triton.jit
+def _alpha_terms(a, state, eps, seen, MODE: tl.constexpr):
     """p psi; 0 outside the support."""
     if MODE == 0:
-        log_p, alive = log_weights(raw * factor, state, eps)
+        log_p, alive = log_weights(a, state, eps)
     else:
-        y = raw * factor + state
+        y = a + state
         alive = y > 0.0
         log_p = tl.log(tl.where(alive, y, 1.0)) / eps
     alive = alive & seen
@@ -45,14 +55,38 @@ def _alpha_terms(raw, factor, state, eps, seen, MODE: tl.constexpr):
     return tl.where(alive, tl.where(y < 0.5, series, far), 0.0)
 
 
+@triton.jit
+def _query_tile(
+    dq, dfactor, dalpha, q, do, K, V, items, start, k_len, cols, vcols, kt, vt, anchor, factor, shift, state, delta,
+    eps, last, D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    MODE: tl.constexpr, LISTED: tl.constexpr, MASKED: tl.constexpr, TEMPERED: tl.constexpr, ALPHA: tl.constexpr,
+    PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    keys = numbers(items, start, BN, LISTED)
+    seen = keys[None, :] <= last[:, None]
+    raw, k = products(q, K, start, keys, k_len, cols, kt, D, DP, BN, LISTED, MASKED, PREC, UPCAST)
+    _, s = _shifted(raw, factor[:, None], shift[:, None], state[:, None], eps, seen, MODE, MASKED)
+    v = load_items(V, start, keys, k_len, vcols, vt, E, EP, BN, LISTED, MASKED)
+    centered = dot(do, tl.trans(v), tl.zeros([BM, BN], tl.float32), PREC, UPCAST) - delta[:, None]
+    dz = s * centered
+    dq = narrow_dot(dz, k, dq, PREC, WIDE, UPCAST)
+    if TEMPERED:
+        # The dz of a row sum to 0, so the products may stay relative to the anchor.
+        dfactor += eighths(tl.where(s > 0.0, dz * (raw - anchor[:, None]), 0.0))
+    if ALPHA:
+        a = (raw - anchor[:, None]) * factor[:, None]
+        dalpha -= eighths(_alpha_terms(a, state[:, None], eps, seen, MODE) * centered)
+    return dq, dfactor, dalpha
+
+
 @triton.jit(do_not_specialize=SIZES)
 def query_kernel(
-    Q, K, V, DO, TILTED, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, DQ, DELTA, DFACTOR, DALPHA, LAYOUT, N, H, G, T,
-    S, MAX_Q, MAX_K, OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft,
+    Q, K, V, DO, TILTED, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, DQ, PAIRS, MORE, DFACTOR, DALPHA, LAYOUT, N, H, G,
+    T, S, MAX_Q, MAX_K, OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft,
     D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    B: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr, TEMPERED: tl.constexpr, ALPHA: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr,
-    UPCAST: tl.constexpr,
+    B: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr, ROWWISE: tl.constexpr, TEMPERED: tl.constexpr,
+    ALPHA: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     nh, block = tl.program_id(0) // BLOCKS, BLOCKS - 1 - tl.program_id(0) % BLOCKS
     n, h = nh // H, nh % H
@@ -74,33 +108,40 @@ def query_kernel(
     do = load_rows(DO + row * E, first, q_len, vcols, E, E, EP, BM, True)
     tilted = load_rows(TILTED + row * E, first, q_len, vcols, E, E, EP, BM, True)
     delta = tl.sum(do.to(tl.float32) * tilted.to(tl.float32), 1)
-    tl.store(DELTA + row + rows, delta, mask=exists)
     eps = tl.load(EPS + h)
     given = tl.load(FACTOR + b * fb + h * fh + (q0 + rows) * ft, mask=exists, other=0.0)
     factor = given * eps
     anchor = tl.load(ROWS + row + rows, mask=exists, other=0.0)
     state = tl.load(ROWS + plane + row + rows, mask=exists, other=1.0)
-    hi = k_len
-    if CAUSAL:
-        hi = tl.minimum(k_len, tl.maximum(tl.minimum(first + BM, q_len) + off, 0))
-    items, begin, end = ITEMS, 0, hi
+    # For the kernel that owns keys, which gathers them.
+    shift = -anchor * factor
+    if MODE != 0:
+        shift += state
+    pair = PAIRS + (row + rows) * 2
+    tl.store(pair, shift, mask=exists)
+    tl.store(pair + 1, delta, mask=exists)
+    if ROWWISE:
+        pair = MORE + (row + rows) * 2
+        tl.store(pair, given, mask=exists)
+        tl.store(pair + 1, state, mask=exists)
+    every, some = sees(first, BM, off, q_len, k_len, CAUSAL)
+    items, begin, even, end = ITEMS, 0, every // BN * BN, some
     if LISTED:
-        items, begin, end = list_of(ITEMS, COUNTS, IDENTITY, nh.to(tl.int64) * NL + first // B, capacity, 0, hi)
+        every, late = sees(first // B * B, B, off, q_len, k_len, CAUSAL)
+        at = nh.to(tl.int64) * NL + first // B
+        items, begin, even, end = list_of(ITEMS, COUNTS, IDENTITY, at, capacity, 0, even, some, late - every, BN)
     dq = tl.zeros([BM, DP], tl.float32)
     dfactor, dalpha = tl.zeros([BM, 8], tl.float32), tl.zeros([BM, 8], tl.float32)
-    for start in range(begin, end, BN):
-        keys = tl.load(items + start + tl.arange(0, BN)) if LISTED else start + tl.arange(0, BN)
-        raw, seen, k = products(q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST)
-        _, s = weights(raw, factor[:, None], state[:, None], eps, seen, MODE)
-        v = load_items(v_at, start, keys, k_len, vcols, vt, E, EP, BN, LISTED)
-        centered = dot(do, tl.trans(v), tl.zeros([BM, BN], tl.float32), PREC, UPCAST) - delta[:, None]
-        dz = s * centered
-        dq = narrow_dot(dz, k, dq, PREC, WIDE, UPCAST)
-        if TEMPERED:
-            # The dz of a row sum to 0, so the products may stay relative to the anchor.
-            dfactor += eighths(tl.where(s > 0.0, dz * raw, 0.0))
-        if ALPHA:
-            dalpha -= eighths(_alpha_terms(raw, factor[:, None], state[:, None], eps, seen, MODE) * centered)
+    for start in range(begin, even, BN):
+        dq, dfactor, dalpha = _query_tile(
+            dq, dfactor, dalpha, q, do, k_at, v_at, items, start, k_len, cols, vcols, kt, vt, anchor, factor, shift,
+            state, delta, eps, last, D, DP, E, EP, BM, BN, MODE, LISTED, False, TEMPERED, ALPHA, PREC, WIDE, UPCAST,
+        )  # fmt: skip
+    for start in range(even, end, BN):
+        dq, dfactor, dalpha = _query_tile(
+            dq, dfactor, dalpha, q, do, k_at, v_at, items, start, k_len, cols, vcols, kt, vt, anchor, factor, shift,
+            state, delta, eps, last, D, DP, E, EP, BM, BN, MODE, LISTED, True, TEMPERED, ALPHA, PREC, WIDE, UPCAST,
+        )  # fmt: skip
     dq = dq * given[:, None]
     inside = exists[:, None] & (cols < D)[None, :]
     tl.store(DQ + (row + rows)[:, None] * D + cols[None, :], narrow(dq, DQ.dtype.element_ty, UPCAST), mask=inside)
@@ -110,15 +151,47 @@ def query_kernel(
         tl.store(DALPHA + row + rows, tl.sum(dalpha, 1), mask=exists)
 
 
-@triton.jit(do_not_specialize=_KEY_SIZES)
-def key_kernel(
-    Q, K, V, DO, DELTA, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, DK, DV, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K,
-    OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr,
-    DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr,
-    MODE: tl.constexpr, LISTED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
-    PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+@triton.jit
+def _key_tile(
+    dk, dv, k, v, Q, DO, PAIRS, MORE, items, start, q_len, off, keys, cols, vcols, qt, given, eps, D: tl.constexpr,
+    DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr,
+    LISTED: tl.constexpr, MASKED: tl.constexpr, ROWWISE: tl.constexpr, CAUSAL: tl.constexpr, PREC: tl.constexpr,
+    WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Everything transposed, (keys, rows), so that no tile has to change its layout in registers."""
+    rows = numbers(items, start, BM, LISTED)
+    safe = tl.minimum(rows, q_len - 1) if MASKED else rows
+    # What rows have comes in pairs: two loads of single numbers would be repeated by every thread.
+    two = safe[:, None] * 2 + tl.arange(0, 2)[None, :]
+    shift, delta = tl.split(tl.load(PAIRS + two))
+    state = shift
+    factor = given * eps
+    if ROWWISE:
+        given, state = tl.split(tl.load(MORE + two))
+        given, state = given[None, :], state
+        factor = given * eps
+    q = load_items(Q, start, rows, q_len, cols, qt, D, DP, BM, LISTED, MASKED)
+    do = load_items(DO, start, rows, q_len, vcols, E, E, EP, BM, LISTED, MASKED)
+    raw = dot(k, tl.trans(q), tl.zeros([BN, BM], tl.float32), PREC, UPCAST)
+    # Keys past the end have zero rows, but their gradient rows are never stored, so they need no mask.
+    if CAUSAL:
+        seen = keys[:, None] <= tl.where(rows < q_len, rows + off, -1)[None, :]
+    else:
+        seen = (rows < q_len)[None, :]
+    p, s = _shifted(raw, factor, shift[None, :], state[None, :], eps, seen, MODE, MASKED)
+    dv = narrow_dot(p, do, dv, PREC, WIDE, UPCAST)
+    centered = dot(v, tl.trans(do), tl.zeros([BN, BM], tl.float32), PREC, UPCAST) - delta[None, :]
+    return narrow_dot(s * centered * given, q, dk, PREC, WIDE, UPCAST), dv
+
+
+@triton.jit(do_not_specialize=_KEY_SIZES)
+def key_kernel(
+    Q, K, V, DO, PAIRS, MORE, FACTOR, EPS, ITEMS, COUNTS, IDENTITY, DK, DV, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K,
+    OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr,
+    DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr,
+    MODE: tl.constexpr, LISTED: tl.constexpr, ROWWISE: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
+    PACKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
     # The first keys are seen by the most rows, so they come first.
     ng, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
     n, g = ng // G, ng % G
@@ -134,36 +207,30 @@ def key_kernel(
     k = load_rows(k_at, first, k_len, cols, kt, D, DP, BN, True)
     v = load_rows(v_at, first, k_len, vcols, vt, E, EP, BN, True)
     dk, dv = tl.zeros([BN, DP], tl.float32), tl.zeros([BN, EP], tl.float32)
-    lowest = n * 0
-    if CAUSAL:
-        lowest = tl.minimum(tl.maximum(first - off, 0), q_len) // BM * BM
+    some, _ = seen_by(first, BN, off, q_len, CAUSAL)
+    listed_some, every = seen_by(first // B * B, B, off, q_len, CAUSAL)
     for r in range(H // G):
         h = g * (H // G) + r
         eps = tl.load(EPS + h)
         q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
         row = (b * H + h).to(tl.int64) * T + q0
-        items, begin, end = ITEMS, lowest, q_len
+        given = tl.load(FACTOR + b * fb + h * fh)
+        items, begin, even, end = ITEMS, some // BM * BM, some // BM * BM, q_len
         if LISTED:
             at = (n * H + h).to(tl.int64) * NL + first // B
-            items, begin, end = list_of(ITEMS, COUNTS, IDENTITY, at, capacity, lowest, q_len)
-        for start in range(begin, end, BM):
-            rows = tl.load(items + start + tl.arange(0, BM)) if LISTED else start + tl.arange(0, BM)
-            safe = tl.minimum(rows, q_len - 1)
-            given = tl.load(FACTOR + b * fb + h * fh + (q0 + safe) * ft)
-            anchor, state = tl.load(ROWS + row + safe), tl.load(ROWS + plane + row + safe)
-            delta = tl.load(DELTA + row + safe)
-            q = load_items(q_at, start, rows, q_len, cols, qt, D, DP, BM, LISTED)
-            do = load_items(DO + row * E, start, rows, q_len, vcols, E, E, EP, BM, LISTED)
-            raw = dot(k, tl.trans(q), tl.zeros([BN, BM], tl.float32), PREC, UPCAST) - anchor[None, :]
-            # Keys past the end have zero rows, but their gradient rows are never stored, so they need no mask.
-            if CAUSAL:
-                seen = keys[:, None] <= tl.where(rows < q_len, rows + off, -1)[None, :]
-            else:
-                seen = (rows < q_len)[None, :]
-            p, s = weights(raw, (given * eps)[None, :], state[None, :], eps, seen, MODE)
-            dv = narrow_dot(p, do, dv, PREC, WIDE, UPCAST)
-            centered = dot(v, tl.trans(do), tl.zeros([BN, BM], tl.float32), PREC, UPCAST) - delta[None, :]
-            dk = narrow_dot(s * centered * given[None, :], q, dk, PREC, WIDE, UPCAST)
+            items, begin, even, end = list_of(
+                ITEMS, COUNTS, IDENTITY, at, capacity, begin, even, end, every - listed_some, BM
+            )
+        for start in range(begin, even, BM):
+            dk, dv = _key_tile(
+                dk, dv, k, v, q_at, DO + row * E, PAIRS + row * 2, MORE + row * 2, items, start, q_len, off, keys, cols,
+                vcols, qt, given, eps, D, DP, E, EP, BM, BN, MODE, LISTED, False, ROWWISE, CAUSAL, PREC, WIDE, UPCAST,
+            )  # fmt: skip
+        for start in range(even, end, BM):
+            dk, dv = _key_tile(
+                dk, dv, k, v, q_at, DO + row * E, PAIRS + row * 2, MORE + row * 2, items, start, q_len, off, keys, cols,
+                vcols, qt, given, eps, D, DP, E, EP, BM, BN, MODE, LISTED, True, ROWWISE, CAUSAL, PREC, WIDE, UPCAST,
+            )  # fmt: skip
     k_row = (b * G + g).to(tl.int64) * S + k0
     at = (k_row + keys)[:, None]
     inside = (keys < k_len)[:, None]

@@ -51,7 +51,7 @@ def scores_kernel(
 
 @triton.jit
 def _sums(raw, factor, state, eps, seen, MODE: tl.constexpr):
-    p, s = weights(raw, factor, state, eps, seen, MODE)
+    p, s = weights(raw * factor, state, eps, seen, MODE, True)
     return tl.sum(p, 0), tl.sum(s, 0), tl.sum((s > 0.0).to(tl.float32), 0)
 
 
@@ -112,7 +112,7 @@ def threshold_kernel(
             at = SCORES + row * (NL * BN) + (tiles * BN)[:, None] + tl.arange(0, BN)[None, :]
             near = tl.load(at, mask=(slot < length)[:, None], other=float("-inf"))
             seen = near > float("-inf")
-            p, s = weights(tl.where(seen, near - anchor, 0.0), factor, state, eps, seen, MODE)
+            p, s = weights(tl.where(seen, near - anchor, 0.0) * factor, state, eps, seen, MODE, True)
             sums += eighths(p)
             slopes += eighths(s)
             counts += eighths((s > 0.0).to(tl.float32))
@@ -150,7 +150,7 @@ def values_kernel(
             tile = tl.load(ITEMS + row * NL + slot)
             raw = tl.load(SCORES + row * (NL * BN) + tile * BN + tl.arange(0, BN))
             seen = raw > float("-inf")
-            p, _slopes = weights(tl.where(seen, raw - anchor, 0.0), given * eps, state, eps, seen, MODE)
+            p, _slopes = weights(tl.where(seen, raw - anchor, 0.0) * given * eps, state, eps, seen, MODE, True)
             v = load_rows(v_at, tile * BN, k_len, vcols, vt, E, EP, BN, True).to(tl.float32)
             acc += tl.sum(p[:, None] * v, 0)
         acc = tl.where(given >= 0.0, acc, float("nan"))

@@ -13,32 +13,78 @@ import triton
 import triton.language as tl
 
 from ..primitives import SIZES, dot, load_rows, narrow, sequence
-from .lists import last_keys, list_of
+from .lists import last_keys, list_of, sees
 from .weights import eighths, largest_root, narrow_dot, solver_step, weights
 
 
 @triton.jit
 def load_items(X, start, keys, stop, cols, stride, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr,
-               LISTED: tl.constexpr):  # fmt: skip
+               LISTED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Rows ``keys`` of X, or (not LISTED) the BN rows from ``start`` on. What lies past ``stop`` means nothing."""
     if LISTED:
-        at = X + (tl.minimum(keys, stop - 1).to(tl.int64) * stride)[:, None] + cols[None, :]
+        if MASKED:
+            keys = tl.minimum(keys, stop - 1)
+        at = X + (keys.to(tl.int64) * stride)[:, None] + cols[None, :]
         if D == DP:
             return tl.load(at)
         return tl.load(at, mask=(cols < D)[None, :], other=0.0)
     else:
-        return load_rows(X, start, stop, cols, stride, D, DP, BN, True)
+        return load_rows(X, start, stop, cols, stride, D, DP, BN, MASKED)
+
+
+@triton.jit
+def numbers(items, start, BN: tl.constexpr, LISTED: tl.constexpr):
+    """Numbers of the items of a tile."""
+    if LISTED:
+        return tl.load(items + start + tl.arange(0, BN))
+    else:
+        return start + tl.arange(0, BN)
 
 
 @triton.jit
 def products(
-    q, K, start, keys, k_len, cols, kt, anchor, last, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr,
-    LISTED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
+    q, K, start, keys, k_len, cols, kt, D: tl.constexpr, DP: tl.constexpr, BN: tl.constexpr, LISTED: tl.constexpr,
+    MASKED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """<q, k> of a tile less the anchor, which pairs count, and the keys."""
-    k = load_items(K, start, keys, k_len, cols, kt, D, DP, BN, LISTED)
-    raw = dot(q, tl.trans(k), tl.zeros([q.shape[0], BN], tl.float32), PREC, UPCAST)
-    return raw - anchor[:, None], keys[None, :] <= last[:, None], k
+    """<q, k> of a tile, and the keys."""
+    k = load_items(K, start, keys, k_len, cols, kt, D, DP, BN, LISTED, MASKED)
+    return dot(q, tl.trans(k), tl.zeros([q.shape[0], BN], tl.float32), PREC, UPCAST), k
+
+
+@triton.jit
+def _tile_sums(
+    total, slope, support, q, K, items, start, k_len, cols, kt, anchor, factor, state, eps, last, D: tl.constexpr,
+    DP: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr, MASKED: tl.constexpr,
+    PREC: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Add a tile to the sums of weights, of slopes, and to the size of the support."""
+    keys = numbers(items, start, BN, LISTED)
+    raw, _ = products(q, K, start, keys, k_len, cols, kt, D, DP, BN, LISTED, MASKED, PREC, UPCAST)
+    a = (raw - anchor[:, None]) * factor[:, None]
+    p, s = weights(a, state[:, None], eps, keys[None, :] <= last[:, None], MODE, MASKED)
+    if MODE == 1:
+        support += eighths((s > 0.0).to(tl.float32))
+    return total + eighths(p), slope + eighths(s), support
+
+
+@triton.jit
+def _tile_values(
+    acc, tilted, total, slope, q, K, V, items, start, k_len, cols, vcols, kt, vt, anchor, factor, state, eps, last,
+    D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BN: tl.constexpr, MODE: tl.constexpr,
+    LISTED: tl.constexpr, MASKED: tl.constexpr, KEEP: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Add a tile to the values weighted with p and (KEEP) with s, and to the sums of both."""
+    keys = numbers(items, start, BN, LISTED)
+    raw, _ = products(q, K, start, keys, k_len, cols, kt, D, DP, BN, LISTED, MASKED, PREC, UPCAST)
+    a = (raw - anchor[:, None]) * factor[:, None]
+    p, s = weights(a, state[:, None], eps, keys[None, :] <= last[:, None], MODE, MASKED)
+    v = load_items(V, start, keys, k_len, vcols, vt, E, EP, BN, LISTED, MASKED)
+    acc = narrow_dot(p, v, acc, PREC, WIDE, UPCAST)
+    if KEEP:
+        tilted = narrow_dot(s, v, tilted, PREC, WIDE, UPCAST)
+        slope += eighths(s)
+    return acc, tilted, total + eighths(p), slope
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -73,12 +119,12 @@ def forward_kernel(
     state = tl.load(ROWS + plane + row + rows, mask=exists, other=1.0)
     before = tl.load(ROWS + 2 * plane + row + rows, mask=exists, other=float("inf"))
     alive = before < float("inf")
-    hi = k_len
-    if CAUSAL:
-        hi = tl.minimum(k_len, tl.maximum(tl.minimum(first + BM, q_len) + off, 0))
-    items, begin, end = ITEMS, 0, hi
+    every, some = sees(first, BM, off, q_len, k_len, CAUSAL)
+    items, begin, even, end = ITEMS, 0, every // BN * BN, some
     if LISTED:
-        items, begin, end = list_of(ITEMS, COUNTS, IDENTITY, nh.to(tl.int64) * NL + first // B, capacity, 0, hi)
+        every, late = sees(first // B * B, B, off, q_len, k_len, CAUSAL)
+        at = nh.to(tl.int64) * NL + first // B
+        items, begin, even, end = list_of(ITEMS, COUNTS, IDENTITY, at, capacity, 0, even, some, late - every, BN)
     high = tl.full([BM], 2.0, tl.float32)
     low = tl.full([BM], -32.0 if MODE == 0 else 0.0, tl.float32)
     acc, tilted = tl.zeros([BM, EP], tl.float32), tl.zeros([BM, EP], tl.float32)
@@ -90,16 +136,16 @@ def forward_kernel(
         while go > 0:
             total, slope = tl.zeros([BM, 8], tl.float32), tl.zeros([BM, 8], tl.float32)
             support = tl.zeros([BM, 8], tl.float32)
-            for start in range(begin, end, BN):
-                keys = tl.load(items + start + tl.arange(0, BN)) if LISTED else start + tl.arange(0, BN)
-                raw, seen, _ = products(
-                    q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST
-                )
-                p, s = weights(raw, factor[:, None], state[:, None], eps, seen, MODE)
-                total += eighths(p)
-                slope += eighths(s)
-                if MODE == 1:
-                    support += eighths((s > 0.0).to(tl.float32))
+            for start in range(begin, even, BN):
+                total, slope, support = _tile_sums(
+                    total, slope, support, q, k_at, items, start, k_len, cols, kt, anchor, factor, state, eps, last, D,
+                    DP, BN, MODE, LISTED, False, PREC, UPCAST,
+                )  # fmt: skip
+            for start in range(even, end, BN):
+                total, slope, support = _tile_sums(
+                    total, slope, support, q, k_at, items, start, k_len, cols, kt, anchor, factor, state, eps, last, D,
+                    DP, BN, MODE, LISTED, True, PREC, UPCAST,
+                )  # fmt: skip
             state, low, high, large = solver_step(
                 state, low, high, tl.sum(total, 1), tl.sum(slope, 1), tl.sum(support, 1), eps, CLOSE, MODE
             )
@@ -108,18 +154,16 @@ def forward_kernel(
         # The last step was small, and the solution most likely found: the sum of the weights tells.
         acc, tilted = tl.zeros([BM, EP], tl.float32), tl.zeros([BM, EP], tl.float32)
         total, slopes = tl.zeros([BM, 8], tl.float32), tl.zeros([BM, 8], tl.float32)
-        for start in range(begin, end, BN):
-            keys = tl.load(items + start + tl.arange(0, BN)) if LISTED else start + tl.arange(0, BN)
-            raw, seen, _ = products(
-                q, k_at, start, keys, k_len, cols, kt, anchor, last, D, DP, BN, LISTED, PREC, UPCAST
-            )
-            p, s = weights(raw, factor[:, None], state[:, None], eps, seen, MODE)
-            v = load_items(v_at, start, keys, k_len, vcols, vt, E, EP, BN, LISTED)
-            total += eighths(p)
-            acc = narrow_dot(p, v, acc, PREC, WIDE, UPCAST)
-            if KEEP:
-                tilted = narrow_dot(s, v, tilted, PREC, WIDE, UPCAST)
-                slopes += eighths(s)
+        for start in range(begin, even, BN):
+            acc, tilted, total, slopes = _tile_values(
+                acc, tilted, total, slopes, q, k_at, v_at, items, start, k_len, cols, vcols, kt, vt, anchor, factor,
+                state, eps, last, D, DP, E, EP, BN, MODE, LISTED, False, KEEP, PREC, WIDE, UPCAST,
+            )  # fmt: skip
+        for start in range(even, end, BN):
+            acc, tilted, total, slopes = _tile_values(
+                acc, tilted, total, slopes, q, k_at, v_at, items, start, k_len, cols, vcols, kt, vt, anchor, factor,
+                state, eps, last, D, DP, E, EP, BN, MODE, LISTED, True, KEEP, PREC, WIDE, UPCAST,
+            )  # fmt: skip
         off_by = tl.where(alive, tl.abs(tl.sum(total, 1) - 1.0), 0.0)
         tries = tl.where(tl.max(off_by, 0) > 2e-6, tries + 1, TRIES)
     # A negative temperature would turn the largest score into the smallest.

@@ -245,17 +245,20 @@ def backward(
         return (zeros[0], zeros[1], zeros[2], rows.new_zeros(rows.shape[1:]), torch.zeros_like(eps))
     grad = grad.contiguous()
     dq, dk, dv = (call.like(x, (*x.shape,)) for x in (q, k, v))
-    delta = torch.empty(rows.shape[1:], dtype=torch.float32, device=q.device)
+    pairs = torch.empty((*rows.shape[1:], 2), dtype=torch.float32, device=q.device)
+    # Where factors or states of single rows matter to the kernel that owns keys.
+    rowwise = mode == 0 or call.factor.stride(2) != 0
+    more = torch.empty_like(pairs) if rowwise else pairs
     make = torch.zeros if call.ragged or not want_factor else torch.empty
     dfactor = make(rows.shape[1:], dtype=torch.float32, device=q.device)
-    dalpha = torch.zeros(rows.shape[1:], dtype=torch.float32, device=q.device) if want_alpha else delta
+    dalpha = torch.zeros(rows.shape[1:], dtype=torch.float32, device=q.device) if want_alpha else dfactor
     listed = items.numel() > 0
     options = _tiles("query", call.width, q.dtype)
     blocks = triton.cdiv(geometry.max_q, options["BM"])
     query_kernel[(call.heads * blocks,)](
         call.q, call.k, call.v, grad, tilted, call.factor, call.eps, rows, items, counts, call.identity(listed), dq,
-        delta, dfactor, dalpha, *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides, **call.exact,
-        LISTED=listed, TEMPERED=want_factor, ALPHA=want_alpha, **options,
+        pairs, more, dfactor, dalpha, *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides,
+        **call.exact, LISTED=listed, ROWWISE=rowwise, TEMPERED=want_factor, ALPHA=want_alpha, **options,
     )  # fmt: skip
     if listed:
         items = items.new_empty((call.heads, triton.cdiv(geometry.max_k, BLOCK), room(geometry.max_q)))
@@ -264,8 +267,9 @@ def backward(
     options = _tiles("key", call.width, q.dtype)
     blocks = triton.cdiv(geometry.max_k, options["BN"])
     key_kernel[(geometry.sequences * call.g * blocks,)](
-        call.q, call.k, call.v, grad, delta, call.factor, call.eps, rows, items, counts, call.identity(listed), dk, dv,
-        *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=listed, **options,
+        call.q, call.k, call.v, grad, pairs, more, call.factor, call.eps, items, counts, call.identity(listed), dk, dv,
+        *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=listed,
+        ROWWISE=rowwise, **options,
     )  # fmt: skip
     alpha = dalpha.sum((0, 2)).to(eps.dtype) if want_alpha else torch.zeros_like(eps)
     return dq, dk, dv, dfactor, alpha

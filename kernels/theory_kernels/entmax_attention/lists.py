@@ -48,6 +48,28 @@ def last_keys(rows, off, q_len, k_len, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def sees(first, B: tl.constexpr, off, q_len, k_len, CAUSAL: tl.constexpr):
+    """Ends of the keys that all, and that some, of the rows ``first`` .. ``first + B - 1`` see."""
+    every = k_len + first * 0
+    some = every
+    if CAUSAL:
+        every = tl.minimum(tl.maximum(first + off + 1, 0), k_len)
+        some = tl.minimum(tl.maximum(tl.minimum(first + B, q_len) + off, 0), k_len)
+    return every, some
+
+
+@triton.jit
+def seen_by(first, B: tl.constexpr, off, q_len, CAUSAL: tl.constexpr):
+    """First row that sees some, and first that sees all, of the keys ``first`` .. ``first + B - 1``."""
+    some = first * 0
+    every = some
+    if CAUSAL:
+        some = tl.minimum(tl.maximum(first - off, 0), q_len)
+        every = tl.minimum(tl.maximum(first + B - 1 - off, 0), q_len)
+    return some, every
+
+
+@triton.jit
 def _slot_maxima(
     best, q, at, start, hi, last, cols, kt, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     NS: tl.constexpr, MASKED: tl.constexpr, PREC: tl.constexpr, UPCAST: tl.constexpr,
@@ -69,7 +91,7 @@ def _row_sums(x):
 
 @triton.jit
 def _slot_sums(raw, factor, state, eps, filled, MODE: tl.constexpr):
-    p, s = weights(raw, factor[:, None, None], state[:, None, None], eps, filled, MODE)
+    p, s = weights(raw * factor[:, None, None], state[:, None, None], eps, filled, MODE, True)
     count = tl.zeros_like(state)
     if MODE == 1:
         count = _row_sums((s > 0.0).to(tl.float32))
@@ -166,18 +188,29 @@ def _marks(
 
 
 @triton.jit
+def _ones_from(bit):
+    """int32 with the bits from ``bit`` (any integer) upwards."""
+    some = -1 << tl.minimum(tl.maximum(bit, 0), 31)
+    return tl.where(bit > 31, 0, some)
+
+
+@triton.jit
 def _pack(
-    ITEMS, bits, cursor, chunk, own, blocks, room, OWN: tl.constexpr, B: tl.constexpr, M: tl.constexpr,
+    ITEMS, bits, cursor, chunk, own, blocks, least, stop, room, OWN: tl.constexpr, B: tl.constexpr, M: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Append the marked items of 32 tiles to the lists of the blocks; returns the new lengths."""
+    """Append the marked items of 32 tiles, from ``least`` up to ``stop``, to the lists; returns the new lengths."""
     NG: tl.constexpr = OWN // B
     word = any_bits(tl.reshape(bits.to(tl.int32, bitcast=True), [M * NG, 8]), UPCAST)
     word = tl.trans(tl.reshape(word, [M, NG]))
+    lane = tl.arange(0, M)[None, :]
+    top = chunk * 32 + 31
+    word = word & _ones_from(top + 1 - (stop[:, None] - 1 - lane + M) // M)
+    word = word & ~_ones_from(top + 1 - (least[:, None] - lane + M - 1) // M)
     count = bit_count(word)
     place = cursor[:, None] + tl.cumsum(count, 1) - count
     # The first tile was shifted in first, so it stands highest.
-    item = ((chunk * 32 + 31) * M + tl.arange(0, M))[None, :]
+    item = top * M + lane
     at = ITEMS + (own.to(tl.int64) * room)[:, None] + place
     inside = (own < blocks)[:, None]
     for step in range(tl.max(tl.max(count, 1), 0)):
@@ -232,6 +265,15 @@ def lists_kernel(
             end = tl.minimum(k_len, tl.maximum(tl.minimum(first + OWN, q_len) + off, 0))
     own = tl.trans(own)
     own_blocks = first // B + tl.arange(0, OWN // B)
+    # Items that all of a block sees are listed if marked; the few that a part of it sees are listed all, after those.
+    if BY_ROWS:
+        late, least = seen_by(own_blocks * B, B, off, q_len, CAUSAL)
+        until = least * 0 + q_len
+        late_stop = least
+    else:
+        until, late_stop = sees(own_blocks * B, B, off, q_len, k_len, CAUSAL)
+        least = until * 0
+        late = until
     items = ITEMS + nh.to(tl.int64) * NL * capacity
     cursor = tl.zeros([OWN // B], tl.int32)
     bits = tl.zeros([M, OWN // B, 8], tl.uint32)
@@ -241,32 +283,35 @@ def lists_kernel(
         bits = _marks(bits, own, at, j * M, end, levels, levels_at, cols, stride, D, DP, OWN, B, M, BY_ROWS, False,
                       PREC, UPCAST)  # fmt: skip
         if j % 32 == 31:
-            cursor = _pack(items, bits, cursor, j // 32, own_blocks, NL, capacity, OWN, B, M, UPCAST)
+            cursor = _pack(items, bits, cursor, j // 32, own_blocks, NL, least, until, capacity, OWN, B, M, UPCAST)
             bits = tl.zeros([M, OWN // B, 8], tl.uint32)
     for j in tl.range(full, stop, num_stages=1):
         bits = _marks(bits, own, at, j * M, end, levels, levels_at, cols, stride, D, DP, OWN, B, M, BY_ROWS, True,
                       PREC, UPCAST)  # fmt: skip
         if j % 32 == 31:
-            cursor = _pack(items, bits, cursor, j // 32, own_blocks, NL, capacity, OWN, B, M, UPCAST)
+            cursor = _pack(items, bits, cursor, j // 32, own_blocks, NL, least, until, capacity, OWN, B, M, UPCAST)
             bits = tl.zeros([M, OWN // B, 8], tl.uint32)
     if (stop > low // M) & (stop % 32 != 0):
         bits = bits << (32 - stop % 32).to(tl.uint32)
-        cursor = _pack(items, bits, cursor, stop // 32, own_blocks, NL, capacity, OWN, B, M, UPCAST)
+        cursor = _pack(items, bits, cursor, stop // 32, own_blocks, NL, least, until, capacity, OWN, B, M, UPCAST)
     # Walking everything in order is worth about twice as many gathered items.
-    fits = (cursor <= capacity - PAD) & (2 * cursor <= end - low)
+    fits = (cursor <= capacity - PAD) & (2 * cursor <= end - low) & (own_blocks < NL)
     pad = tl.arange(0, PAD)[None, :]
     ends = items + own_blocks.to(tl.int64)[:, None] * capacity + cursor[:, None] + pad
-    tl.store(
-        ends, tl.full([OWN // B, PAD], 0x7FFFFFFF, tl.int32), mask=(fits & (own_blocks < NL))[:, None] & (pad >= 0)
-    )
+    last = late[:, None] + pad
+    tl.store(ends, tl.where(last < late_stop[:, None], last, 0x7FFFFFFF), mask=fits[:, None] & (pad >= 0))
     tl.store(COUNTS + nh.to(tl.int64) * NL + own_blocks, tl.where(fits, cursor, -1), mask=own_blocks < NL)
 
 
 @triton.jit
-def list_of(ITEMS, COUNTS, IDENTITY, at, capacity, first, stop):
-    """Where the list of block ``at`` lies, its first place and its end: an unlisted one walks ``first`` .. ``stop``."""
+def list_of(ITEMS, COUNTS, IDENTITY, at, capacity, first, even, stop, late, BN: tl.constexpr):
+    """Where the list of block ``at`` lies, its first place, the end of whole tiles that need no mask, and its end.
+
+    A block without a list walks from ``first`` to ``stop``, up to ``even`` without a mask. ``late`` is the number of
+    items at the end of a list that some of the block do not see.
+    """
     count = tl.load(COUNTS + at)
     listing = count >= 0
     items = tl.where(listing, ITEMS + at * capacity, IDENTITY)
-    begin, end = tl.where(listing, 0, first), tl.where(listing, count, stop)
-    return items, begin, end
+    begin, even = tl.where(listing, 0, first), tl.where(listing, count // BN * BN, even)
+    return items, begin, even, tl.where(listing, count + late, stop)

@@ -48,4 +48,4 @@ def make_plan(
 
 def room(length: int) -> int:
     """Items that a list over ``length`` keys or rows may hold, with the marks of its end."""
-    return min(CAPACITY, length) + PAD
+    return min(CAPACITY, length) + BLOCK + PAD

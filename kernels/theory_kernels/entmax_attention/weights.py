@@ -1,7 +1,6 @@
 """Jitted weights of alpha-entmax and the step of its solver. Imports triton: load this module lazily.
 
-``raw`` is <q, k> less the anchor of its row, ``factor`` (alpha - 1) times what scores multiply it with, so that their
-product is (alpha - 1)(z - anchor). The state of a row is what the solver looks for:
+``a`` is (alpha - 1)(z - anchor), and the state of a row is what the solver looks for:
 s of :mod:`.rows` for the alphas with closed steps (MODE 1: 1.5, MODE 2: 2), L = log P for any other (MODE 0), where s
 would be too close to 1 to hold it.
 """
@@ -33,13 +32,16 @@ def log_weights(a, state, eps):
 
 
 @triton.jit
-def weights(raw, factor, state, eps, seen, MODE: tl.constexpr):
-    """Weights p and slopes s = p^(2 - alpha), 0 where not ``seen``; ``factor`` and ``state`` broadcast to raw."""
+def weights(a, state, eps, seen, MODE: tl.constexpr, MASKED: tl.constexpr):
+    """Weights p and slopes s = p^(2 - alpha), 0 where not ``seen`` (MASKED); ``state`` broadcasts to a."""
     if MODE == 0:
-        log_p, alive = log_weights(raw * factor, state, eps)
-        alive = alive & seen
+        log_p, alive = log_weights(a, state, eps)
+        if MASKED:
+            alive = alive & seen
         return tl.where(alive, tl.exp(log_p), 0.0), tl.where(alive, tl.exp((1.0 - eps) * log_p), 0.0)
-    y = tl.where(seen, tl.maximum(raw * factor + state, 0.0), 0.0)
+    y = tl.maximum(a + state, 0.0)
+    if MASKED:
+        y = tl.where(seen, y, 0.0)
     if MODE == 1:
         return y * y, y
     else:
