@@ -150,17 +150,21 @@ def _facts(cache: Cache) -> dict:
     }  # fmt: skip
 
 
-def dense(bench: Bench, cache: Cache) -> None:
+PEERS = {"FA2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+
+
+def dense(bench: Bench, cache: Cache, names: tuple[str, ...] = tuple(PEERS), case: str = "dense") -> None:
     """FlashAttention-2 and cuDNN of torch over the whole cache."""
     q, k, v = cache.q, cache.k, cache.v
     size = (k.numel() + v.numel()) * k.element_size()
-    for name, backend in (("FA2", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION)):
+    for name in names:
+        backend = PEERS[name]
 
         def call(backend: SDPBackend = backend) -> torch.Tensor:
             with sdpa_kernel(backend):
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
-        row = {"case": "dense", "pattern": "random", "mechanism": name, "density": 1.0, **_facts(cache)}
+        row = {"case": case, "pattern": "random", "mechanism": name, "density": 1.0, **_facts(cache)}
         try:
             error = gate(call, q, k, v, torch.full((1, cache.heads, 1), -math.inf, device=q.device))
         except Exception as failure:
@@ -228,6 +232,19 @@ def values(bench: Bench, cache: Cache) -> None:
             size = (k.numel() + read * v.numel()) * k.element_size()
             bench.time(row, call, size, gate(call, q, k, v, tau))
             launch.LAZY = old
+
+
+def lengths(bench: Bench, longest: int) -> None:
+    """Contexts of 8,192 tokens and more, 16 heads of 128."""
+    length = 8192
+    while length <= longest:
+        cache = Cache(length, 16, 16, 128, torch.bfloat16, torch.device("cuda"))
+        dense(bench, cache, ("FA2",), "length")
+        for density in (0.38, 0.1):
+            k = cache.plant(density, "scattered", 64)
+            ours(bench, cache, k, make_block_bounds(k, "minmax", block=64), density, "scattered", "length")
+        del cache, k
+        length *= 4
 
 
 def trained(bench: Bench, path: Path) -> None:
@@ -425,6 +442,7 @@ def main() -> None:
         del k
     updates(bench, cache)
     serving(bench)
+    lengths(bench, 2 * options.length)
     if options.trained is not None:
         trained(bench, options.trained)
     for density in (0.1, 1.0):
