@@ -234,17 +234,15 @@ def values(bench: Bench, cache: Cache) -> None:
             launch.LAZY = old
 
 
-def lengths(bench: Bench, longest: int) -> None:
-    """Contexts of 8,192 tokens and more, 16 heads of 128."""
-    length = 8192
-    while length <= longest:
+def lengths(bench: Bench) -> None:
+    """Contexts of 8,192 tokens to 2^20, 16 heads of 128."""
+    for length in (8192, 32768, 131072, 524288, 1048576):
         cache = Cache(length, 16, 16, 128, torch.bfloat16, torch.device("cuda"))
         dense(bench, cache, ("FA2",), "length")
         for density in (0.38, 0.1):
             k = cache.plant(density, "scattered", 64)
             ours(bench, cache, k, make_block_bounds(k, "minmax", block=64), density, "scattered", "length")
         del cache, k
-        length *= 4
 
 
 def trained(bench: Bench, path: Path) -> None:
@@ -442,7 +440,7 @@ def main() -> None:
         del k
     updates(bench, cache)
     serving(bench)
-    lengths(bench, 2 * options.length)
+    lengths(bench)
     if options.trained is not None:
         trained(bench, options.trained)
     for density in (0.1, 1.0):

@@ -41,7 +41,7 @@ class Options(NamedTuple):
 class Screening(NamedTuple):
     """Blocks that a program of the screen looks at, how many at a time, and launch options."""
 
-    count: int
+    blocks: int
     step: int
     warps: int
     stages: int
@@ -113,7 +113,7 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     screening = screen_options(
         chosen.rows, width, len(views), q1.dtype, problem.block if bounds[0] and bounds[0].kind == "int8" else 0
     )
-    tiles = triton.cdiv(blocks, screening.count)
+    tiles = triton.cdiv(blocks, screening.blocks)
     programs = _processors(device) * chosen.per_sm
 
     def whole(*shape: int) -> torch.Tensor:
@@ -148,12 +148,12 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     if tiles:
         screen_kernel[(units * tiles,)](
             q1, q2, tau, lengths, *kept[0], *kept[1], found, counts, g, h, t, paging.capacity, rows, row_blocks, blocks,
-            tiles, *queries, *tau.stride(), problem.scale, COUNT=screening.count, STEP=screening.step,
+            tiles, *queries, *tau.stride(), problem.scale, COUNT=screening.blocks, STEP=screening.step,
             KIND=0 if bounds[0] is None else _KINDS[bounds[0].kind], ULP=ULP, **flags, **early,
             num_warps=screening.warps, num_stages=screening.stages,
         )  # fmt: skip
         pack_kernel[(units * tiles,)](
-            found, counts, packed, totals, blocks, tiles, COUNT=screening.count,
+            found, counts, packed, totals, blocks, tiles, COUNT=screening.blocks,
             CHUNK=min(256, triton.next_power_of_2(tiles)), **early, num_warps=2,
         )  # fmt: skip
     else:
