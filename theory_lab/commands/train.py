@@ -136,10 +136,11 @@ def _print(record: dict[str, Any], options: dict[str, Any]) -> None:
     if options["form"] == "json":
         click.echo(json.dumps(record, indent=1))
         return
+    error = "" if record["val_loss_se"] is None else f" +- {record['val_loss_se']:.4f}"
     rows = [
         ("model", f"{record['settings']['attention']}, {record['parameters']:,} parameters"),
         ("trained on", f"{record['tokens']:,} tokens in {record['steps']:,} steps, on {record['device']}"),
-        ("held-out loss", f"{record['val_loss']:.4f} +- {record['val_loss_se']:.4f} nats a token"),
+        ("held-out loss", f"{record['val_loss']:.4f}{error} nats a token"),
     ]
     if record["val_accuracy"] is not None:
         rows.append(("held-out accuracy", f"{record['val_accuracy']:.1%} of the scored tokens"))

@@ -78,6 +78,7 @@ def _corpus(settings: TrainSettings) -> Opened:
             "length", settings.length, f"the corpus has {len(corpus.tokens('validation')):,} tokens to validate on"
         )
     windows = corpus.windows("validation", settings.length, count)
+    each = min(each, max(count // 16, 1))  # the standard error is taken over batches: some 16 of them at least
     batches = [Batch(part, part) for part in np.split(windows, range(each, count, each))]
     return Opened(corpus.source("train", settings.seed), batches, corpus.tokenizer_file, False)
 
@@ -96,10 +97,11 @@ def _task(settings: TrainSettings) -> Opened:
 
 
 class Held(NamedTuple):
-    """Mean loss of the held-out tokens (nats), its standard error, and the share that is right, of tasks."""
+    """Mean loss of the held-out tokens (nats), its standard error (None of a single batch), and of tasks the share that
+    is right."""
 
     loss: float
-    error: float
+    error: float | None
     accuracy: float | None
 
 
@@ -138,7 +140,7 @@ def summarize(sums: Any, is_task: bool) -> Held:
     total = counts.sum()
     mean = float(losses.sum() / total)
     groups = len(counts)
-    error = float("nan")
+    error = None
     if groups > 1:
         spread = ((losses - mean * counts) ** 2).sum() * groups / (groups - 1)
         error = float(np.sqrt(spread) / total)
