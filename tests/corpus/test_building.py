@@ -121,7 +121,8 @@ def test_windows_lie_side_by_side(built):
 def test_one_document_is_cut_in_two(tmp_path, passages):
     file = tmp_path / "book.txt"
     file.write_text("\n\n".join(passages), encoding="utf-8")
-    corpus = build_corpus(tmp_path / "out", Plan(sources=[str(file)], vocabulary=300, validation=0.1))
+    corpus = build_corpus(tmp_path / "out", Plan(sources=[str(file)], validation=0.1))
+    assert 300 < corpus.vocab_size <= 2048, "as many as the text has, where nobody says"
     (train,), (validation,) = documents(corpus, "train"), documents(corpus, "validation")
     assert "".join((train, validation)) == file.read_text(encoding="utf-8")
     assert 0.02 < len(validation) / len(train) < 0.3
@@ -266,7 +267,7 @@ def test_dictionaries_become_documents_of_a_size():
     [
         (b"", {}, "it is empty, or no text"),
         (b"\x7fELF\0\0\0", {}, "it is empty, or no text"),
-        (b"a few words\n", {}, "vocab: 8192; the text has pieces for"),
+        (b"a few words\n", {"vocabulary": 8192}, "vocab: 8192; the text has pieces for"),
         (b"words", {"vocabulary": 258}, "vocab: 258; a whole number from 259"),
         (b"words", {"validation": 0.0}, "validation: 0.0"),
         (b"words", {"max_tokens": 5}, "max-tokens: 5"),

@@ -229,7 +229,7 @@ def test_the_command(folder, tmp_path):
     assert rows.length.tolist() == [20, 40, 80]
     assert (rows.questions == 10).all()
     assert "80" in done.stdout
-    assert "clopper-pearson" in done.stdout
+    assert "clustered by sequence" in done.stdout
     again = call("--task", "recall", "--length", "40", "--samples", "5", "--format", "json", "--quiet")
     assert json.loads(again.stdout)[0]["loss"] == pytest.approx(rows.loss[1], rel=1e-9)
 

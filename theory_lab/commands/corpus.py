@@ -20,8 +20,9 @@ def command() -> None:
 @command.command("build")
 @click.argument("sources", nargs=-1, metavar="[SOURCE]...")
 @click.option("--out", required=True, metavar="DIR", help="The corpus: a new or empty folder.")
-@click.option("--vocab", default="8192", show_default=True, metavar="NUMBER",
-              help="Tokens of its own tokenizer, 259 to 65,536.")  # fmt: skip
+@click.option("--vocab", metavar="NUMBER",
+              help="Tokens of its own tokenizer, 259 to 65,536. Default: 2048, and 8192 for 64 MB and "
+              "more.")  # fmt: skip
 @click.option("--debian", is_flag=True, help="Read Debian's documentation packages, before any SOURCE.")
 @click.option("--packages", metavar="NAMES", help="Which of them, separated by commas. Default: all ten.")
 @click.option("--debs", metavar="DIR", help="Take the packages' .deb files from here instead of downloading them.")
@@ -65,7 +66,7 @@ def build_command(**options: Any) -> None:
         sources=options["sources"],
         debian=packages,
         debs=Path(options["debs"]) if options["debs"] is not None else None,
-        vocabulary=one_whole(options["vocab"], "vocab"),
+        vocabulary=None if options["vocab"] is None else one_whole(options["vocab"], "vocab"),
         name=options["name"],
         validation=one_number(options["validation"], "validation"),
         max_tokens=None if options["max_tokens"] is None else one_whole(options["max_tokens"], "max-tokens"),

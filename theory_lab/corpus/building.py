@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Characters from which the tokenizer is learned.
 _LEARNED = 40_000_000
+#: Characters from which a larger vocabulary pays.
+_LARGE = 64_000_000
 #: Characters a batch of the encoder.
 _BATCH = 1_000_000
 #: A data set is read until it has so many characters for each token that is wanted.
@@ -51,8 +53,9 @@ class Plan:
         Packages of :data:`theory_lab.corpus.debian.PACKAGES`.
     debs : path, optional
         A folder that has the packages' ``.deb`` files; they are downloaded if None.
-    vocabulary : int
-        Tokens of its tokenizer, special ones and the 256 bytes included.
+    vocabulary : int, optional
+        Tokens of its tokenizer, special ones and the 256 bytes included. By default 2,048, and 8,192 from 64 million
+        characters up; fewer where the text has no more pieces.
     name : str, optional
         The folder's name if None.
     validation : float
@@ -68,7 +71,7 @@ class Plan:
     sources: Sequence[str] = ()
     debian: Sequence[str] = ()
     debs: Path | None = None
-    vocabulary: int = 8192
+    vocabulary: int | None = None
     name: str | None = None
     validation: float = 0.03
     max_tokens: int | None = None
@@ -80,7 +83,8 @@ class Plan:
 
     def check(self) -> None:
         """InputError for anything that can be known to be wrong before reading."""
-        check_vocabulary(self.vocabulary)
+        if self.vocabulary is not None:
+            check_vocabulary(self.vocabulary)
         if not self.sources and not self.debian:
             raise InputError("source", "nothing", "files, folders, data sets owner/name, or --debian are allowed")
         if not 0.0 < self.validation <= 0.5:
@@ -293,7 +297,10 @@ def _learned(spool: _Spool, splits: Sequence[str], plan: Plan) -> Any:
                 read += spool.kept[index].characters
                 yield spool.text(spool.kept[index])
 
-    return train_tokenizer(texts(), plan.vocabulary)
+    if plan.vocabulary is not None:
+        return train_tokenizer(texts(), plan.vocabulary)
+    large = sum(item.characters for item in spool.kept) >= _LARGE
+    return train_tokenizer(texts(), 8192 if large else 2048, at_most=True)
 
 
 def _choice(spool: _Spool, splits: Sequence[str], tokenizer: Any, most: int) -> list[str]:

@@ -34,8 +34,16 @@ def _package() -> Any:
     return tokenizers
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+def train_tokenizer(texts: Iterable[str], vocabulary: int, *, at_most: bool = False) -> Any:
     """Learn a tokenizer from texts.
+
+    Parameters
+    ----------
+    texts : iterable of str
+    vocabulary : int
+        Its size.
+    at_most : bool
+        Whether fewer will do where the texts hold no more pieces.
 
     Raises
     ------
@@ -59,7 +67,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
         single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", 0)]
     )
     found = tokenizer.get_vocab_size()
-    if found < vocabulary:
+    if found < vocabulary and not at_most:
         raise InputError("vocab", vocabulary, f"the text has pieces for {found:,} at most: ask for that or fewer")
     return tokenizer
 

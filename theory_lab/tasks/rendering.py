@@ -16,30 +16,28 @@ def print_result(result: TaskResult) -> None:
     """Print accuracies, one line a length, and what the reader should know."""
     console = _console()
     first = result.rows.iloc[0]
+    interval = f"{first.level:.0%} interval"
     table = _table(
-        ("tokens", "r"),
-        ("questions", "r"),
-        ("right", "r"),
-        (f"{first.level:.0%} interval", "r"),
-        ("sequences right", "r"),
-        ("interval", "r"),
-        ("nats", "r"),
-        title=f"{first.model} on {first.task}",
-    )
+        ("tokens", "r"), ("questions", "r"), ("right", "r"), (interval, "r"), ("all right", "r"), (interval, "r"),
+        ("nats", "r"), title=f"{first.model} on {first.task}",
+    )  # fmt: skip
     for row in result.rows.itertuples():
         table.add_row(
             f"{row.length:,}",
             f"{row.questions:,}",
             f"{row.accuracy:.1%}",
-            f"{row.low:.1%} to {row.high:.1%}",
+            f"{100 * row.low:.1f}-{row.high:.1%}",
             f"{row.sequence_accuracy:.1%}",
-            f"{row.sequence_low:.1%} to {row.sequence_high:.1%}",
+            f"{100 * row.sequence_low:.1f}-{row.sequence_high:.1%}",
             f"{row.loss:.3f}",
         )
     console.print(table)
     console.print(f"{first.parameters}, {first.samples:,} sequences a length, seed {first.seed}", markup=False)
-    if (result.rows.questions > result.rows.samples).any():
-        console.print(f"questions: {first.method}; sequences: clopper-pearson", markup=False)
+    several = bool((result.rows.questions > result.rows.samples).any())
+    console.print(
+        "right: of questions" + (", clustered by sequence" if several else "") + "; all right: of sequences",
+        markup=False,
+    )
     for note in result.notes:
         console.print(f"note: {note}", markup=False)
 
