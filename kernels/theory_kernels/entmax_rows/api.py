@@ -77,7 +77,7 @@ def entmax(
     flat = moved.reshape(-1, moved.shape[-1])
     power = round(1.0 / (number - 1.0)) if closed and method != "newton" and number is not None else 0
     if rows is None:
-        rows = torch.tensor([number], dtype=_wide(x), device=x.device) if power == 0 else None
+        rows = torch.full((1,), number, dtype=_wide(x), device=x.device) if power == 0 and number is not None else None
     p = entmax_forward(flat, rows, power, chosen)
     return p.reshape(moved.shape).movedim(-1, dim)
 

@@ -14,9 +14,9 @@ from .triton_rows import rows_backward, rows_forward
 # Newton's steps for alpha <= 2 double the digits; halving [-log n, 0] to float32's takes 40.
 _MOST = 64
 # Steps on a part of a row: a few leave little above its bound, and any number is right.
-_PART_STEPS = 8
+_PART_STEPS = 12
 # Slots for the kept scores of a row, in the registers of one program.
-_SLOTS = 32768
+_SLOTS = 16384
 
 
 class Shape(NamedTuple):
@@ -27,15 +27,22 @@ class Shape(NamedTuple):
     warps: int
 
 
-def whole(n: int) -> Shape | None:
+def whole(n: int, power: int) -> Shape | None:
     """The program for whole rows of ``n``, or None above what registers hold; found on an H200."""
     if INTERPRETED and n > 2048:
         return None  # the same kernels, at sizes that the interpreter can run
-    if n > 32768:
+    if n > (32768 if power else 8192):
         return None
     block = max(16, triton.next_power_of_2(n))
-    rows = max(1, 2048 // block)
-    return Shape(rows, block, min(32, max(4, block // 1024)))
+    rows = max(1, 1024 // block)
+    # Few warps with much in registers: sums over a row then cross few of them. The functions of any other alpha
+    # want registers of their own.
+    return Shape(rows, block, min(16, max(1, rows * block // (2048 if power else 512))))
+
+
+def group(x: torch.Tensor) -> int:
+    """Neighbors in one thread: the elements of a 16-byte load."""
+    return 16 // x.element_size()
 
 
 def parts(n: int) -> Shape:
@@ -50,11 +57,11 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int) -> torch.Te
     p = torch.empty((rows, n), dtype=x.dtype, device=x.device)
     steps = alpha.float().contiguous() if alpha is not None else p
     stride = 0 if alpha is None or alpha.shape[0] == 1 else 1
-    shape = whole(n)
+    shape = whole(n, power)
     if shape is not None:
         rows_forward[(triton.cdiv(rows, shape.rows),)](
-            x, p, steps, rows, n, x.stride(0), stride, BLOCK=shape.block, R=shape.rows, POWER=power, MOST=_MOST,
-            UPCAST=INTERPRETED, num_warps=shape.warps,
+            x, p, steps, rows, n, x.stride(0), stride, BLOCK=shape.block, R=shape.rows, GROUP=group(x), POWER=power,
+            MOST=_MOST, UPCAST=INTERPRETED, num_warps=shape.warps,
         )  # fmt: skip
         return p
     shape = parts(n)
@@ -67,11 +74,11 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int) -> torch.Te
     tops = torch.empty((rows, count), dtype=torch.float32, device=x.device)
     parts_forward[(rows * count,)](
         x, p, steps, scores, places, counts, tops, n, count, x.stride(0), stride, BLOCK=shape.block,
-        CAPACITY=capacity, POWER=power, MOST=_PART_STEPS, UPCAST=INTERPRETED, num_warps=shape.warps,
+        GROUP=group(x), CAPACITY=capacity, POWER=power, MOST=_PART_STEPS, UPCAST=INTERPRETED, num_warps=shape.warps,
     )  # fmt: skip
     join_forward[(rows,)](
         p, steps, scores, places, counts, n, count, stride, PARTS_P=padded, CAPACITY=capacity, POWER=power,
-        MOST=_MOST, UPCAST=INTERPRETED, num_warps=min(32, max(4, padded * capacity // 1024)),
+        MOST=_MOST, UPCAST=INTERPRETED, num_warps=min(16, max(4, padded * capacity // 1024)),
     )  # fmt: skip
     passes_forward[(rows,)](
         x, p, steps, counts, tops, n, count, x.stride(0), stride, PARTS_P=padded, BLOCK=shape.block,
@@ -90,7 +97,7 @@ def backward(
     dalpha = torch.empty(rows if wants_alpha else 0, dtype=torch.float32, device=p.device)
     steps = alpha.float().contiguous() if alpha is not None else p
     stride = 0 if alpha is None or alpha.shape[0] == 1 else 1
-    shape = whole(n)
+    shape = whole(n, power)
     if shape is not None:
         rows_backward[(triton.cdiv(rows, shape.rows),)](
             p, grad, dx, steps, dalpha, rows, n, grad.stride(0), stride, BLOCK=shape.block, R=shape.rows,

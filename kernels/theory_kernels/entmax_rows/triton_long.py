@@ -23,11 +23,11 @@ from .triton_rows import (
     closed_sums,
     general_step,
     general_weights,
+    group_tops,
     row_weights,
     slopes,
-    solve_closed,
-    solve_general,
-    spoiled,
+    solve_some_closed,
+    solve_some_general,
 )
 
 # A bound that rounding moved up could lose a score of weight 1e-6^(1/eps); this much lower it cannot.
@@ -37,25 +37,23 @@ _SLACK = tl.constexpr(1e-5)
 @triton.jit
 def parts_forward(
     X, P, ALPHA, SCORES, PLACES, COUNTS, TOPS, N, PARTS, stride, alpha_stride,
-    BLOCK: tl.constexpr, CAPACITY: tl.constexpr, POWER: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, CAPACITY: tl.constexpr, POWER: tl.constexpr, MOST: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     row, part = (program // PARTS).to(tl.int64), program % PARTS
     col = part * BLOCK + tl.arange(0, BLOCK)
     z = tl.load(X + row * stride + col, mask=col < N, other=float("-inf")).to(tl.float32)[None, :]
     tl.store(P + row * N + col, tl.zeros([BLOCK], P.dtype.element_ty), mask=col < N)
-    bad = spoiled(z)
-    z = tl.where(bad[:, None], 0.0, z)
-    top = tl.max(z, 1)
-    u = z - tl.where(top == float("-inf"), 0.0, top)[:, None]
+    z, tops, top, bad = group_tops(z, GROUP, UPCAST)
+    u = z - top[:, None]
     if POWER == 0:
         eps = tl.load(ALPHA + row * alpha_stride + tl.zeros([1], tl.int32)) - 1.0
-        low = -tl.log(tl.maximum(tl.sum((z > float("-inf")).to(tl.float32), 1), 1.0))
-        _, _, lam = solve_general(u, tl.zeros_like(low), low, eps, MOST)
+        lam = solve_some_general(tops, top, eps, BLOCK, MOST)
         # u exp(-eps lam) eps > -1, a little below: all for softmax.
         bound = tl.where(eps > 0.0, -(1.0 + _SLACK) * tl.exp(eps * lam) / tl.where(eps > 0.0, eps, 1.0), float("-inf"))
     else:
-        b, _ = solve_closed(u * (1.0 / POWER), tl.zeros_like(top) + 1.0, POWER, MOST)
+        b, _ = solve_some_closed(tops, top, POWER, MOST)
         bound = -(1.0 + _SLACK) * POWER * b
     kept = tl.ravel((u > bound[:, None]) & (z > float("-inf"))).to(tl.int32)
     place = tl.cumsum(kept, 0) - kept
@@ -86,7 +84,7 @@ def join_forward(
     eps = tl.zeros([1], tl.float32)
     if POWER == 0:
         eps = tl.load(ALPHA + row * alpha_stride + tl.zeros([1], tl.int32)) - 1.0
-    p = tl.ravel(row_weights(z, eps, POWER, MOST))
+    p = tl.ravel(row_weights(z, eps, 4, POWER, MOST, UPCAST))
     col = tl.load(PLACES + at, mask=held, other=0)
     tl.store(P + row * N + col, narrow(p, P.dtype.element_ty, UPCAST), mask=held)
 
