@@ -20,7 +20,6 @@ import math
 import torch
 
 
-
 def anchors(z: torch.Tensor) -> torch.Tensor:
     """Largest score of each row, (..., 1); 0 for a row without one (all -inf, or no keys)."""
     if z.shape[-1] == 0:
