@@ -67,7 +67,7 @@ def _panels(figure: Any, frame: pd.DataFrame) -> None:
     colors = _draw_tails(grid[0][0], frame, "tail", "As they are")
     _draw_tails(grid[0][1], frame, "centered tail", "Less each head's mean")
     grid[0][0].set_ylabel("P(X sqrt(d) > t)")
-    grid[0][0].legend(frameon=False, loc="lower left")
+    grid[0][1].legend(frameon=False, loc="upper right")
     bar = figure.colorbar(colors, ax=grid[0][1], fraction=0.04, pad=0.015)
     bar.set_label("layer")
     _draw_heads(figure, grid[1][0], frame, "proxy", "Variance proxy x d; 1 is sigma = 1", 1.0)
@@ -124,6 +124,7 @@ def _draw_heads(figure: Any, axes: Any, frame: pd.DataFrame, quantity: str, titl
     for spine in axes.spines.values():
         spine.set_visible(False)
     bar = figure.colorbar(mesh, ax=axes, fraction=0.04, pad=0.015)
-    ticks = [v for v in (0.001, 0.01, 0.1, 0.25, 0.5, 1, 2, 4, 10, 100, 1000) if middle / reach <= v <= middle * reach]
+    every = (0.001, 0.01, 0.1, 1, 10, 100, 1000) if reach > 20 else (0.1, 0.25, 0.5, 1, 2, 4, 10)
+    ticks = [v for v in every if middle / reach <= v <= middle * reach]
     bar.set_ticks(ticks, labels=[f"{v:g}" for v in ticks])
     bar.ax.minorticks_off()

@@ -15,14 +15,15 @@ _PACKAGES = {
     "theory_lab": Path(__file__).resolve().parent.parent,
     "theory_kernels": Path(__file__).resolve().parent.parent.parent / "kernels" / "theory_kernels",
 }
-#: Words, wiring and files: they change no number. Lists of everything would make every result depend on everything.
+#: Words, wiring, files, and faster ways to the same numbers: they change none. Lists of everything would make every
+#: result depend on everything.
 _STOP = {"theory_kernels"} | frozenset(
     f"theory_lab{name}"
     for name in (
         "", ".catalog", ".cli", ".commands", ".engine", ".errors", ".experiments", ".figures", ".main", ".progress",
-        ".render", ".settings", ".store", ".studies", ".attention", ".attention.registry", ".models.fetching",
-        ".models.progress", ".reproduce", ".reproduce.cache", ".reproduce.kinds", ".reproduce.needs", ".reproduce.run",
-        ".reproduce.spec", ".audit", ".estimation.device", ".noise.model_scores",
+        ".render", ".settings", ".store", ".studies", ".attention", ".attention.registry", ".attention.fast",
+        ".models.fetching", ".models.progress", ".reproduce", ".reproduce.cache", ".reproduce.kinds",
+        ".reproduce.needs", ".reproduce.run", ".reproduce.spec", ".audit", ".estimation.device", ".noise.model_scores",
     )
 )  # fmt: skip
 

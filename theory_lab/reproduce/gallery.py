@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from theory_lab.reproduce.spec import OWN, Experiment, experiments
+from theory_lab.reproduce.spec import OWN, SIZES, Experiment, experiments
 from theory_lab.reproduce.state import State, drawn, states
 
 _MARK = "<!-- Written by `theory-lab reproduce`; edit the captions in experiments/, not here. -->"
@@ -88,7 +88,8 @@ def _own(out: Path) -> list[str]:
 def _entry(experiment: Experiment, about: dict[str, Any]) -> list[str]:
     files = {name: f"{experiment.folder}/{name}" for name in about["files"]}
     words = (experiment.title, experiment.caption, experiment.source)
-    return _show(*words, about["size"], files, experiment.id)
+    # Where nothing differs between the sizes there is nothing to say.
+    return _show(*words, about["size"] if experiment.quick else "", files, experiment.id)
 
 
 def _show(title: str, caption: str, source: str, size: str, paths: dict[str, str], name: str) -> list[str]:
@@ -100,7 +101,7 @@ def _show(title: str, caption: str, source: str, size: str, paths: dict[str, str
     if picture:
         lines += [f"![{title}]({picture})", ""]
     lines += [
-        f"{caption}{' Quick size.' if size == 'quick' else ''}",
+        f"{caption}{f' {size.capitalize()} size.' if size in SIZES else ''}",
         "",
         f"{source.rstrip('.')}. {links}. `theory-lab reproduce {name}`",
         "",

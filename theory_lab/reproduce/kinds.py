@@ -36,7 +36,8 @@ def _lazy(target: str) -> Callable[..., Any]:
 
 def _attention_code(settings: Mapping[str, Any]) -> tuple[str, ...]:
     folder = Path(__file__).resolve().parent.parent / "attention"
-    return tuple(f"theory_lab.attention.{path.stem}" for path in sorted(folder.glob("[a-z]*.py")))
+    names = {path.stem for path in folder.glob("[a-z]*.py")} - {"fast"}  # pictures are drawn from plain weights
+    return tuple(f"theory_lab.attention.{name}" for name in sorted(names))
 
 
 def _kind(name: str) -> Kind:

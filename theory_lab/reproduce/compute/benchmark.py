@@ -73,9 +73,9 @@ def compute(experiment: Experiment, settings: dict[str, Any], context: Context) 
     """
     import pandas as pd
 
-    context.device = "cuda"
     peer = settings["peer"]
     rows = read(experiment, settings)
+    context.device = ", ".join(sorted({row["gpu"] for row in rows}))
     chosen = [r for r in rows if r["case"] == settings.get("case", "length") and r["pattern"] == "random"]
     at = {(r["mechanism"], r["direction"], r["length"]): r for r in chosen}
     known = sorted({r["mechanism"] for r in chosen})
