@@ -20,34 +20,23 @@ from ..primitives import SIZES, dot, load_rows, narrow, sequence
 SOFT, DROP, RENORMALIZE, EXACT = (tl.constexpr(i) for i in range(4))
 
 
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
 @triton.jit
-def mask_of(s, tau, slope):
-    """m, 1 - m and log m for m = sigmoid(slope (s - tau)), without overflow."""
-    x = slope * (s - tau)
-    e = tl.exp(-tl.abs(x))
-    m = tl.where(x >= 0.0, 1.0, e) / (1.0 + e)
-    rest = tl.where(x >= 0.0, e, 1.0) / (1.0 + e)
-    return m, rest, tl.minimum(x, 0.0) - tl.log(1.0 + e)
+def suppressed(s, tau, slope):
+    """1 + exp(-slope (s - tau)), kept finite: the reciprocal of the mask m."""
+    return 1.0 + tl.exp2(tl.minimum((slope * LOG2E) * (tau - s), 126.0))
 
 
 @triton.jit
 def effective(s, tau, slope, WEIGHT: tl.constexpr, PRUNE: tl.constexpr):
+    """The effective score times log2 e."""
     if PRUNE == EXACT:
-        return s
-    m, _, log_m = mask_of(s, tau, slope)
-    return s + log_m if WEIGHT else m * s
-
-
-@triton.jit
-def slopes(s, tau, slope, WEIGHT: tl.constexpr, PRUNE: tl.constexpr):
-    """Derivatives of the effective score to s, tau and the sharpness."""
-    if PRUNE == EXACT:
-        return tl.zeros_like(s) + 1.0, tl.zeros_like(s), tl.zeros_like(s)
-    m, rest, _ = mask_of(s, tau, slope)
-    if WEIGHT:
-        return 1.0 + slope * rest, -slope * rest, (s - tau) * rest
-    bend = s * m * rest
-    return m + slope * bend, -slope * bend, (s - tau) * bend
+        return s * LOG2E
+    inverse = suppressed(s, tau, slope)
+    return s * LOG2E - tl.log2(inverse) if WEIGHT else (s * LOG2E) / inverse
 
 
 @triton.jit
@@ -75,8 +64,8 @@ def _forward_tile(
         y = tl.where(above, y, float("-inf"))
     higher = tl.maximum(top, tl.max(y, 1))
     base = tl.where(higher == float("-inf"), 0.0, higher)
-    p = tl.exp(y - base[:, None])
-    shrink = tl.exp(top - base)
+    p = tl.exp2(y - base[:, None])
+    shrink = tl.exp2(top - base)
     total = total * shrink + tl.sum(p, 1)
     if PRUNE == DROP:
         p = tl.where(above, p, 0.0)
@@ -131,7 +120,7 @@ def elastic_forward(
     out = acc / safe[:, None]
     inside = (rows < q_len)[:, None] & (vcols < E)[None, :]
     tl.store(OUT + (row + rows)[:, None] * E + vcols[None, :], narrow(out, OUT.dtype.element_ty, UPCAST), mask=inside)
-    lse = tl.where(some, tl.where(some, top, 0.0) + tl.log(safe), float("inf"))
+    lse = tl.where(some, LN2 * (tl.where(some, top, 0.0) + tl.log2(safe)), float("inf"))
     tl.store(LSE + row + rows, lse, mask=rows < q_len)
 
 
@@ -139,20 +128,37 @@ def elastic_forward(
 def _score_gradient(
     s, dp, seen, tau, lse, delta, slope, WEIGHT: tl.constexpr, PRUNE: tl.constexpr, MASKED: tl.constexpr
 ):
-    """p that values are weighed with, dy, and the slopes of y; tau, lse and delta broadcast to the scores."""
-    y = effective(s, tau, slope, WEIGHT, PRUNE)
+    """The weight of values, ds, and dy times what the derivatives to tau and the sharpness share.
+
+    With bend = s m (1 - m) for the reading "logit" and 1 - m for "weight", dy/ds is m + slope bend or 1 + slope bend,
+    dy/dtau = -slope bend and dy/dslope = (s - tau) bend. lse is in units of log 2; tau, lse and delta broadcast.
+    """
+    if PRUNE == EXACT:
+        y = s * LOG2E
+        bend, by_s = tl.zeros_like(s), 1.0
+    else:
+        inverse = suppressed(s, tau, slope)
+        m = 1.0 / inverse
+        if WEIGHT:
+            y = s * LOG2E - tl.log2(inverse)
+            bend = 1.0 - m
+            by_s = 1.0 + slope * bend
+        else:
+            y = (s * LOG2E) * m
+            bend = s * m * (1.0 - m)
+            by_s = m + slope * bend
     above = s >= tau
     if PRUNE >= RENORMALIZE:
         y = tl.where(above, y, float("-inf"))
     if MASKED:
         y = tl.where(seen, y, float("-inf"))
-    p = tl.exp(y - lse)
+    p = tl.exp2(y - lse)
     if PRUNE == DROP:
         dp = tl.where(above, dp, 0.0)
     dy = p * (dp - delta)
     if PRUNE == DROP:
         p = tl.where(above, p, 0.0)
-    return p, dy
+    return p, dy * by_s, dy * bend
 
 
 @triton.jit
@@ -167,11 +173,10 @@ def _query_tile(
     s = scale * dot(q, tl.trans(k), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
     dp = dot(do, tl.trans(v), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
     seen = _visible(start + tl.arange(0, BN), k_len, pos, CAUSAL)
-    _, dy = _score_gradient(s, dp, seen, tau[:, None], lse[:, None], delta[:, None], slope, WEIGHT, PRUNE, MASKED)
-    by_s, by_tau, by_slope = slopes(s, tau[:, None], slope, WEIGHT, PRUNE)
-    dtau += tl.sum(dy * by_tau, 1)
-    dslope += tl.sum(dy * by_slope, 1)
-    return _narrow_dot(scale * dy * by_s, k, dq, PREC, WIDE, UPCAST), dtau, dslope
+    _, ds, bent = _score_gradient(s, dp, seen, tau[:, None], lse[:, None], delta[:, None], slope, WEIGHT, PRUNE, MASKED)
+    dtau -= tl.sum(bent, 1)
+    dslope += tl.sum(bent * (s - tau[:, None]), 1)
+    return _narrow_dot(ds, k, dq, PREC, WIDE, UPCAST), dtau, dslope
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -198,7 +203,7 @@ def elastic_queries(
     q = load_rows(Q + row * D, first, q_len, cols, D, D, DP, BM, True)
     do = load_rows(DO + row * E, first, q_len, vcols, E, E, EP, BM, True)
     tau = tl.load(TAU + row + rows, mask=there, other=0.0)
-    lse = tl.load(LSE + row + rows, mask=there, other=float("inf"))
+    lse = tl.load(LSE + row + rows, mask=there, other=float("inf")) * LOG2E
     delta = tl.load(DELTA + row + rows, mask=there, other=0.0)
     slope = tl.load(SLOPE + h)
     dq = tl.zeros([BM, DP], tl.float32)
@@ -219,8 +224,10 @@ def elastic_queries(
             scale, D, DP, E, EP, BM, BN, WEIGHT, PRUNE, CAUSAL, True, PREC, WIDE, UPCAST,
         )  # fmt: skip
     inside = there[:, None] & (cols < D)[None, :]
-    tl.store(DQ + (row + rows)[:, None] * D + cols[None, :], narrow(dq, DQ.dtype.element_ty, UPCAST), mask=inside)
-    tl.store(DTAU + row + rows, dtau, mask=there)
+    tl.store(
+        DQ + (row + rows)[:, None] * D + cols[None, :], narrow(scale * dq, DQ.dtype.element_ty, UPCAST), mask=inside
+    )
+    tl.store(DTAU + row + rows, slope * dtau, mask=there)
     tl.store(DSLOPE + row + rows, dslope, mask=there)
 
 
@@ -262,21 +269,22 @@ def elastic_keys(
             do = load_rows(DO + row * E, i * BM, q_len, vcols, E, E, EP, BM, True)
             tau = tl.load(TAU + row + rows, mask=there, other=0.0)
             # An infinite sum keeps rows that do not exist, or see nothing, out.
-            lse = tl.load(LSE + row + rows, mask=there, other=float("inf"))
+            lse = tl.load(LSE + row + rows, mask=there, other=float("inf")) * LOG2E
             delta = tl.load(DELTA + row + rows, mask=there, other=0.0)
             s = scale * dot(k, tl.trans(q), tl.zeros([BN, BM], tl.float32), PREC, UPCAST)
             dp = dot(v, tl.trans(do), tl.zeros([BN, BM], tl.float32), PREC, UPCAST)
             seen = (keys < k_len)[:, None]
             if CAUSAL:
                 seen = seen & (keys[:, None] <= (rows + off)[None, :])
-            p, dy = _score_gradient(s, dp, seen, tau[None, :], lse[None, :], delta[None, :], slope, WEIGHT, PRUNE, True)
-            by_s, _, _ = slopes(s, tau[None, :], slope, WEIGHT, PRUNE)
-            dk = _narrow_dot(scale * dy * by_s, q, dk, PREC, WIDE, UPCAST)
+            p, ds, _ = _score_gradient(
+                s, dp, seen, tau[None, :], lse[None, :], delta[None, :], slope, WEIGHT, PRUNE, True
+            )
+            dk = _narrow_dot(ds, q, dk, PREC, WIDE, UPCAST)
             dv = _narrow_dot(p, do, dv, PREC, WIDE, UPCAST)
     there = (keys < k_len)[:, None]
     tl.store(
         DK + (at + keys)[:, None] * D + cols[None, :],
-        narrow(dk, DK.dtype.element_ty, UPCAST),
+        narrow(scale * dk, DK.dtype.element_ty, UPCAST),
         mask=there & (cols < D)[None, :],
     )
     tl.store(
