@@ -306,7 +306,7 @@ def test_lists_hold_the_support(device: torch.device, triton: str, monkeypatch: 
     z = (q.double() @ k.double().transpose(-1, -2)) * 0.25
     z = z.masked_fill(torch.ones(t, t, dtype=torch.bool, device=device).triu(1), -torch.inf)
     alive = entmax_rows(z, torch.tensor([0.5], dtype=F64, device=device))[0, 0] > 1e-9
-    by_rows = items.new_empty((1, 3, plan.room(t))), counts.new_empty((1, 3))
+    by_rows = items.new_empty((1, 3, plan.room(t, True))), counts.new_empty((1, 3))
     launch._Call(q, k, k, factor, eps, geometry, 1).lists(rows[2], *by_rows, True)
     for (found, lengths), support in (((items, counts), alive), (by_rows, alive.T)):
         for block, length in enumerate(lengths[0].tolist()):

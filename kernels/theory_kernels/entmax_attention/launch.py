@@ -261,7 +261,7 @@ def backward(
         **call.exact, LISTED=listed, ROWWISE=rowwise, TEMPERED=want_factor, ALPHA=want_alpha, **options,
     )  # fmt: skip
     if listed:
-        items = items.new_empty((call.heads, triton.cdiv(geometry.max_k, BLOCK), room(geometry.max_q)))
+        items = items.new_empty((call.heads, triton.cdiv(geometry.max_k, BLOCK), room(geometry.max_q, True)))
         counts = counts.new_empty(items.shape[:2])
         call.lists(rows[2], items, counts, True)
     options = _tiles("key", call.width, q.dtype)

@@ -11,7 +11,8 @@ BLOCK = 64
 # Room of one list, int32 (copies of 16-bit items into shared memory would not be asynchronous): with 64 rows a block,
 # 64 items a row, as many bytes as K and V of a head have at a head dim of 64.
 CAPACITY = 4096
-# Items that do not exist at the end of a list: the exact kernels read it in whole tiles.
+# Numbers after those that are marked: up to a block that a part of a block sees, then such that do not exist. The exact
+# kernels read lists in whole tiles, of at most 64 then.
 PAD = 128
 # Up to this many rows, those of the query heads of a key head together, scores are written down (see :mod:`.decode`).
 FEW_ROWS = 32
@@ -46,6 +47,9 @@ def make_plan(
     return Plan((sequences * q.shape[1], -(-max_q // BLOCK), room(max_k)))
 
 
-def room(length: int) -> int:
-    """Items that a list over ``length`` keys or rows may hold, with the marks of its end."""
-    return min(CAPACITY, length) + BLOCK + PAD
+def room(length: int, rows: bool = False) -> int:
+    """Numbers that a list over ``length`` keys, or ``rows``, may hold, with those at its end.
+
+    The first keys are looked at by rows of every length, so lists of rows are less even than lists of keys.
+    """
+    return min(CAPACITY * 3 // 2 if rows else CAPACITY, length) + BLOCK + PAD
