@@ -395,6 +395,54 @@ def test_four_large_runs_are_bitwise_equal(d: int, device: torch.device, triton:
             assert torch.equal(x, other[name]), name
 
 
+@pytest.mark.gpu
+def test_grid_beyond_65535(device: torch.device, triton: str) -> None:
+    _assert_within_budget(Case(batch=70_000, heads=1, t=40, s=40, dtype=BF16), device, "triton")
+    _assert_few_rows(Case(batch=70_000, heads=1, t=3, s=40, dtype=BF16, options={"query_offset": 37}), device)
+
+
+@pytest.mark.gpu
+def test_offsets_beyond_int32(device: torch.device, triton: str) -> None:
+    """A fused projection of 131,072 tokens: the last rows lie more than 2^31 elements from the first."""
+    t, last = 131_072, 64
+    fused = torch.empty((1, t, 3, 96, 64), dtype=BF16, device=device)
+    assert fused.stride(1) * t > 2**31
+    g = torch.Generator(device).manual_seed(0)
+    fused[:, :, :, :2] = torch.randn((1, t, 3, 2, 64), generator=g, device=device).to(BF16)
+    q, k, v = (fused[:, :, i, :2].transpose(1, 2) for i in range(3))
+    want = entmax_attention(
+        q[:, :, -last:].contiguous(), k.contiguous(), v.contiguous(), query_offset=t - last, implementation="chunked"
+    )
+    for got in (
+        entmax_attention(q, k, v)[:, :, -last:],
+        torch.cat([entmax_attention(x, k, v, query_offset=t - last + 16 * i)
+                   for i, x in enumerate(q[:, :, -last:].split(16, 2))], 2),
+    ):  # fmt: skip
+        assert float((got.double() - want.double()).norm()) <= 2 * 2**-8 * float(want.double().norm())
+
+
+@pytest.mark.gpu
+def test_a_graph_captures_training(device: torch.device, triton: str) -> None:
+    """Forward and backward never wait for the device: a CUDA graph replays them with new inputs."""
+    q, k, v = (torch.randn((1, 2, 2000, 64), device=device, dtype=BF16, requires_grad=True) for _ in range(3))
+
+    def call() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(entmax_attention(q, k, v).square().sum(), (q, k, v))
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call()
+    with torch.no_grad():
+        q.mul_(2.0)
+    graph.replay()
+    for got, want in zip(found, call(), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_appended_keys_below_the_threshold_change_nothing() -> None:
     """float64: weights of the old keys stay (ASEntmax, non-vanishing attention), where softmax would shrink them."""
     g = torch.Generator().manual_seed(8)
