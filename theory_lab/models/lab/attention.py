@@ -241,9 +241,10 @@ class LabAttention(nn.Module):
         """
         b, t, _ = x.shape
         projected = self.qkv_proj(x).view(b, t, -1, self.head_dim).transpose(1, 2)
-        queries, keys, value = projected.split([sum(part) for part in self.parts], 1)
+        compared, value = projected.split([sum(self.parts[0] + self.parts[1]), sum(self.parts[2])], 1)
         if rotations is not None:
-            queries, keys = rotate(queries, *rotations), rotate(keys, *rotations)
+            compared = rotate(compared, *rotations)
+        queries, keys = compared.split([sum(self.parts[0]), sum(self.parts[1])], 1)
         if cache is not None:
             keys, value = cache.update(keys, value, self.layer_idx)
         (q, *more_q), (k, *more_k) = queries.split(self.parts[0], 1), keys.split(self.parts[1], 1)
