@@ -265,3 +265,28 @@ def test_what_is_no_finished_run_is_refused(run, zoo, tmp_path, missing):
         zoo.install(run, "x", corpus, tmp_path / "zoo")
     assert not (tmp_path / "zoo" / "x").exists()
     shutil.rmtree(run)
+
+
+def shipped() -> list[str]:
+    from theory_lab.models import list_models
+
+    return [model.name for model in list_models() if model.home is not None]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_model_of_the_zoo_has_learned(name):
+    """It predicts a text that it never saw far better than without training, and its card belongs to it."""
+    from theory_lab.models import find_model, load_model
+    from theory_lab.probes.texts import shipped as texts
+
+    loaded = load_model(name)
+    ids = loaded.tokenizer(texts()[0].text[:2000], return_tensors="pt").input_ids[:, :256]
+    assert ids[0, 0] == loaded.model.config.bos_token_id
+    with torch.no_grad():
+        loss = loaded.model(ids, labels=ids).loss
+    assert float(loss) < 0.8 * np.log(loaded.model.config.vocab_size)
+    folder = find_model(name).folder
+    card = (folder / "README.md").read_text()
+    assert f"# {name}" in card
+    assert "held-out loss" in card
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 5_200_000
