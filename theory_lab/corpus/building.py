@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _LEARNED = 40_000_000
 #: Characters from which a larger vocabulary pays.
 _LARGE = 64_000_000
+#: Seconds without a word while a source is read.
+_SILENCE = 10.0
 #: Characters a batch of the encoder.
 _BATCH = 1_000_000
 #: A data set is read until it has so many characters for each token that is wanted.
@@ -166,10 +169,14 @@ def _fill(folder: Path, fallback: str, plan: Plan, progress: Progress | None) ->
         for origin, documents in _sources(plan, scratch):
             origins.append(origin)
             before = len(spool.kept)
+            said = time.monotonic()
             for document in documents:
                 text = filter_.keep(document.text) if filter_ else document.text
                 if text:
                     spool.add(len(origins) - 1, text)
+                if time.monotonic() - said > _SILENCE:
+                    said = time.monotonic()
+                    _say(progress, f"{origin.name}: {origin.documents:,} documents, {file.tell() / 1e6:,.0f} MB in all")
             _say(progress, f"{origin.name}: {origin.documents:,} documents, {len(spool.kept) - before:,} kept")
         if not spool.kept:
             raise InputError("source", ", ".join(o.name for o in origins), "no text was found: text files are needed")
