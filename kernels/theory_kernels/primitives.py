@@ -22,7 +22,8 @@ SIZES = [
 
 
 @triton.jit
-def _either(a, b):
+def either(a, b):
+    """For reductions: whether any is true, or the bits that any has."""
     return a | b
 
 
@@ -35,7 +36,7 @@ def any_bits(x, UPCAST: tl.constexpr):
         for bit in tl.static_range(1, 32):
             out |= tl.max((x >> bit) & 1, 1) << bit
         return out
-    return tl.reduce(x, 1, _either)
+    return tl.reduce(x, 1, either)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import SIZES, any_bits, bit_count, dot, first_bit, load_rows, sequence
+from ..primitives import SIZES, any_bits, bit_count, dot, either, first_bit, load_rows, sequence
 from .weights import largest_root, solver_step, weights
 
 
@@ -182,8 +182,12 @@ def _marks(
         best = tl.max(tl.reshape(acc, [M, OWN // B, B // 8, 8]), 2)
         hit = best > level[:, None, None]
     else:
-        best = tl.max(tl.reshape(acc - levels[None, :], [M, OWN // B, B // 8, 8]), 2)
-        hit = best > 0.0
+        if UPCAST:
+            # The interpreter runs a custom reduction element by element.
+            hit = tl.max(tl.reshape(acc - levels[None, :], [M, OWN // B, B // 8, 8]), 2) > 0.0
+        else:
+            # A comparison that joins the last one is one instruction; a difference and a maximum are two.
+            hit = tl.reduce(tl.reshape(acc > levels[None, :], [M, OWN // B, B // 8, 8]), 2, either)
     return (bits << 1) | hit.to(tl.uint32)
 
 
@@ -267,13 +271,11 @@ def lists_kernel(
     own_blocks = first // B + tl.arange(0, OWN // B)
     # Items that all of a block sees are listed if marked; the few that a part of it sees are listed all, after those.
     if BY_ROWS:
-        late, least = seen_by(own_blocks * B, B, off, q_len, CAUSAL)
+        _, least = seen_by(own_blocks * B, B, off, q_len, CAUSAL)
         until = least * 0 + q_len
-        late_stop = least
     else:
-        until, late_stop = sees(own_blocks * B, B, off, q_len, k_len, CAUSAL)
+        until, _ = sees(own_blocks * B, B, off, q_len, k_len, CAUSAL)
         least = until * 0
-        late = until
     items = ITEMS + nh.to(tl.int64) * NL * capacity
     cursor = tl.zeros([OWN // B], tl.int32)
     bits = tl.zeros([M, OWN // B, 8], tl.uint32)
@@ -294,6 +296,10 @@ def lists_kernel(
     if (stop > low // M) & (stop % 32 != 0):
         bits = bits << (32 - stop % 32).to(tl.uint32)
         cursor = _pack(items, bits, cursor, stop // 32, own_blocks, NL, least, until, capacity, OWN, B, M, UPCAST)
+    if BY_ROWS:
+        late, late_stop = seen_by(own_blocks * B, B, off, q_len, CAUSAL)
+    else:
+        late, late_stop = sees(own_blocks * B, B, off, q_len, k_len, CAUSAL)
     # Walking everything in order is worth about twice as many gathered items.
     fits = (cursor <= capacity - PAD) & (2 * cursor <= end - low) & (own_blocks < NL)
     pad = tl.arange(0, PAD)[None, :]
