@@ -123,9 +123,10 @@ def draw(table: pd.DataFrame, path: Path) -> None:
     from theory_lab.figures import style
 
     names = list(dict.fromkeys(table["keys"]))
-    panels = [(name, 64) for name in names[1:]] + [(names[1], 16), (names[0], 64)]
+    # Further texts are in the table.
+    panels = [(names[1], 64), (names[1], 16), (names[0], 64)]
     with style.applied():
-        figure = style.new_figure("double", 2.5)
+        figure = style.new_figure("double", 2.7)
         looks = style.series_styles(list(LABELS))
         for axes, (name, block) in zip(figure.subplots(1, len(panels), sharey=True), panels, strict=True):
             chosen = table[(table["keys"] == name) & (table.block == block) & table.target.str.startswith("keys")]
@@ -135,9 +136,10 @@ def draw(table: pd.DataFrame, path: Path) -> None:
                 axes.plot(x, 100 * part["median"], label=LABELS[bound], **look)
                 style.band(axes, x, 100 * part.p25, 100 * part.p75, look["color"])
             axes.set(xscale="log", xlabel="keys kept (%)", ylim=(-3, 103))
-            axes.set_title(f"{name.replace(', ', chr(10))}\nblocks of {block}")
+            axes.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
+            axes.set_title(f"{name.split(', ')[0]}, blocks of {block}")
         figure.axes[0].set_ylabel("blocks read (%)")
-        figure.axes[-1].legend(loc="lower right")
+        figure.axes[0].legend(loc="upper left", bbox_to_anchor=(0.0, 0.95))
         style.save(figure, path, {"title": "blocks read by bound"})
 
 
