@@ -56,7 +56,8 @@ class Oracle(torch.nn.Module):
         self.head = torch.nn.Linear(vocabulary, vocabulary, bias=False)
         torch.nn.init.eye_(self.head.weight)
         self.device, self.dtype = torch.device("cpu"), torch.float32
-        self.vocabulary, self.wrong, self.seen = vocabulary, wrong, 0
+        self.vocabulary, self.wrong = vocabulary, wrong
+        self.config = SimpleNamespace(get_text_config=lambda: None)
 
     base_model = property(lambda self: self)
 
@@ -69,14 +70,13 @@ class Oracle(torch.nn.Module):
     def forward(self, input_ids, use_cache=False, **_):
         states = torch.zeros(*input_ids.shape, self.vocabulary)
         for row, ids in enumerate(input_ids.tolist()):
-            ask = ids.index(3)
+            ask = ids.index(3) if 3 in ids else len(ids)
             known = dict(zip(ids[ask - 2 :: -2], ids[ask - 1 :: -2], strict=False))
             known = {key: value for key, value in known.items() if 4 <= key < 68}
             for question, at in enumerate(range(ask + 1, len(ids), 2)):
                 answer = known[ids[at]]
                 states[row, at, 4 if question in self.wrong else answer] = 9.0
-        self.seen += len(input_ids)
-        return SimpleNamespace(last_hidden_state=states, get=lambda name: None)
+        return SimpleNamespace(last_hidden_state=states, logits=states, get=lambda name: None)
 
 
 def test_what_is_predicted_after_the_key_is_compared_with_the_value():
@@ -105,7 +105,7 @@ def test_how_many_are_taken_at_a_time_changes_nothing(monkeypatch):
 def test_pieces_give_what_the_whole_gives(kind, piece):
     model = (llama() if kind == "llama" else lab(kind)).double()
     examples = get_task("two-back", symbols=100).examples(0, 2, 41)
-    head = model.get_output_embeddings()
+    head = evaluation.Head.of(loaded(model))
     whole = evaluation.predict(loaded(model), head, examples, 41)
     parts = evaluation.predict(loaded(model), head, examples, piece)
     # Sums over at most 41 keys and 2 layers in another order: some thousand roundings of numbers of order 10.
@@ -121,9 +121,10 @@ def test_pieces_give_what_the_whole_gives(kind, piece):
 
 def test_logits_are_computed_at_the_scored_positions_alone(monkeypatch):
     counted = []
-    original = evaluation._logits
+    original = evaluation.Head.__call__
+    monkeypatch.setattr(evaluation.Head, "check", lambda *_: None)
     monkeypatch.setattr(
-        evaluation, "_logits", lambda head, states: counted.append(states.shape[:2]) or original(head, states)
+        evaluation.Head, "__call__", lambda head, states: counted.append(states.shape[:2]) or original(head, states)
     )
     evaluation.evaluate(loaded(llama()), TASK, [60], samples=4)
     assert sum(rows * places for rows, places in counted) == 4 * 2
@@ -205,6 +206,33 @@ def test_learned_positions_end_where_their_table_does():
         evaluation.evaluate(model, TASK, [33], samples=2)
     beyond = evaluation.evaluate(loaded(llama(), max_positions=64), TASK, [70], samples=2)
     assert "above 64" in beyond.notes[0]
+
+
+def test_logits_that_are_scaled_or_capped_are_the_models_own():
+    common = {"vocab_size": 132, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+    torch.manual_seed(0)
+    examples = TASK.examples(0, 2, 40)
+    for made in (
+        tf.Gemma2ForCausalLM(tf.Gemma2Config(**common, head_dim=8, final_logit_softcapping=0.5)),
+        tf.GraniteForCausalLM(tf.GraniteConfig(**common, logits_scaling=3.0)),
+    ):
+        model = loaded(made.eval())
+        _, surprise = evaluation.predict(model, evaluation.Head.of(model), examples, 40)
+        own = -made(torch.from_numpy(examples.tokens)).logits.log_softmax(-1)[:, :-1]
+        own = own.gather(-1, torch.from_numpy(examples.labels[:, 1:]).clamp(min=0)[..., None])[..., 0].detach().numpy()
+        scored = examples.labels[:, 1:] >= 0
+        np.testing.assert_allclose(surprise[:, 1:][scored], own[scored], rtol=1e-5)
+        evaluation.evaluate(model, TASK, [40], samples=2)
+
+    class Other(tf.LlamaForCausalLM):
+        def forward(self, *arguments, **more):
+            found = super().forward(*arguments, **more)
+            found.logits = found.logits * 0.5
+            return found
+
+    with pytest.raises(InputError, match="no linear map of its last states"):
+        evaluation.evaluate(loaded(Other(llama().config).eval()), TASK, [40], samples=2)
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,9 @@ def read_dataset(
     try:
         found = datasets.load_dataset(name, config, split=split, streaming=True)
     except Exception as error:  # datasets raises its own, the Hub's, and those of what reads the files
-        raise InputError("source", name, f"it cannot be opened as a data set ({_line(error)})") from error
+        raise InputError(
+            "source", name, f"no such file is here, and it cannot be opened as a data set ({_line(error)})"
+        ) from error
     info = getattr(found, "info", None)
     origin = Origin(
         "dataset",

@@ -121,6 +121,8 @@ def evaluate(
     for length in lengths:
         task.check_length(length)
     head = _check_model(model, task, max(lengths))
+    first = torch.from_numpy(_sequences(task, range(1), lengths[0]).tokens[:, :16])
+    head.check(model, first.to(model.device))
     progress = progress or Silent()
     rows: list[dict[str, Any]] = []
     notes = _beyond(model, lengths)
@@ -175,17 +177,14 @@ def _row(
     }
 
 
-def _check_model(model: LoadedModel, task: Task, longest: int) -> torch.nn.Module:
+def _check_model(model: LoadedModel, task: Task, longest: int) -> Head:
     """Its language-model head; InputError if it cannot take the test."""
-    head = model.model.get_output_embeddings()
-    if not model.causal or head is None or getattr(head, "weight", None) is None:
-        raise InputError("model", model.name, "a causal language model with its head is needed")
-    vocabulary = int(head.weight.shape[0])
-    if vocabulary < task.vocab_size:
+    head = Head.of(model)
+    if head.vocabulary < task.vocab_size:
         raise InputError(
             "model",
             model.name,
-            f"its vocabulary has {vocabulary:,} tokens and task {task.label} needs {task.vocab_size:,}: "
+            f"its vocabulary has {head.vocabulary:,} tokens and task {task.label} needs {task.vocab_size:,}: "
             "a model trained on the task is needed",
         )
     if model.max_positions is not None and longest > model.max_positions and _learned(model):
@@ -211,7 +210,7 @@ def _beyond(model: LoadedModel, lengths: Sequence[int]) -> list[str]:
 
 
 def _take(
-    model: LoadedModel, head: Any, task: Task, length: int, samples: int, chunk: int | None, progress: Progress
+    model: LoadedModel, head: Head, task: Task, length: int, samples: int, chunk: int | None, progress: Progress
 ) -> Scores:
     """All sequences of one length."""
     heads = max(model.heads, 1)
@@ -265,14 +264,13 @@ def _smaller(together: int, piece: int, length: int, model: LoadedModel, error: 
 
 
 @torch.inference_mode()
-def predict(model: LoadedModel, head: Any, examples: Examples, piece: int) -> tuple[np.ndarray, np.ndarray]:
+def predict(model: LoadedModel, head: Head, examples: Examples, piece: int) -> tuple[np.ndarray, np.ndarray]:
     """What a model says at the scored positions.
 
     Parameters
     ----------
     model : LoadedModel
-    head : Module
-        Its output embeddings.
+    head : Head
     examples : Examples
         Of shape (size, length).
     piece : int
@@ -295,8 +293,8 @@ def predict(model: LoadedModel, head: Any, examples: Examples, piece: int) -> tu
     ids = torch.from_numpy(examples.tokens[:, :last]).to(model.device)
     for start, states in _states(model, ids, piece):
         places = start + np.flatnonzero(wanted[start : start + states.shape[1]])
-        for part in _parts(places, size, int(head.weight.shape[0])):
-            logits = _logits(head, states[:, torch.from_numpy(part - start).to(states.device)])
+        for part in _parts(places, size, head.vocabulary):
+            logits = head(states[:, torch.from_numpy(part - start).to(states.device)])
             target = torch.from_numpy(labels[:, part + 1]).to(logits.device)
             scored = target != IGNORED
             chosen = logits.gather(-1, target.clamp(min=0)[..., None])[..., 0]
@@ -334,11 +332,65 @@ def _parts(places: np.ndarray, size: int, vocabulary: int) -> Iterator[np.ndarra
         yield places[start : start + most]
 
 
-def _logits(head: Any, states: torch.Tensor) -> torch.Tensor:
-    """In float32 at least: in bfloat16 the two likeliest tokens are often equal."""
-    wide = torch.promote_types(states.dtype, torch.float32)
-    bias = getattr(head, "bias", None)
-    return torch.nn.functional.linear(states.to(wide), head.weight.to(wide), None if bias is None else bias.to(wide))
+@dataclass(frozen=True)
+class Head:
+    """From a model's last states to logits: a linear map, and what some models do to its results.
+
+    Attributes
+    ----------
+    linear : Module
+        Its output embeddings.
+    factor : float
+        Of the results (Granite, Cohere).
+    cap : float or None
+        c in c tanh(x / c) (Gemma).
+    """
+
+    linear: Any
+    factor: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, model: LoadedModel) -> Head:
+        """The head of a model.
+
+        Raises
+        ------
+        InputError
+            If it has none, or its logits come about in another way.
+        """
+        linear = model.model.get_output_embeddings()
+        if not model.causal or getattr(linear, "weight", None) is None:
+            raise InputError("model", model.name, "a causal language model with its head is needed")
+        config = model.model.config.get_text_config()
+        factor = float(getattr(config, "logit_scale", None) or 1.0) / float(
+            getattr(config, "logits_scaling", None) or 1
+        )
+        return cls(linear, factor, getattr(config, "final_logit_softcapping", None))
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of logits."""
+        return int(self.linear.weight.shape[0])
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits in float32 at least: in bfloat16 the two likeliest tokens are often equal."""
+        wide = torch.promote_types(states.dtype, torch.float32)
+        bias = getattr(self.linear, "bias", None)
+        bias = None if bias is None else bias.to(wide)
+        found = torch.nn.functional.linear(states.to(wide), self.linear.weight.to(wide), bias) * self.factor
+        return found if self.cap is None else self.cap * torch.tanh(found / self.cap)
+
+    @torch.inference_mode()
+    def check(self, model: LoadedModel, ids: torch.Tensor) -> None:
+        """InputError unless these are the model's logits, as far as the rounding of its dtype lets one tell."""
+        own = model.model(input_ids=ids, use_cache=False).logits
+        found = self(model.backbone(input_ids=ids, use_cache=False).last_hidden_state)
+        scale = own.float().abs().max()
+        if not torch.isfinite(scale):
+            return  # told with the answers
+        if (found.float() - own.float()).abs().max() > 8 * torch.finfo(own.dtype).eps * scale * ids.shape[1] ** 0.5:
+            raise InputError("model", model.name, "its logits are no linear map of its last states, as they should be")
 
 
 def trained_parameters(folder: Path, name: str) -> dict[str, Any]:

@@ -21,15 +21,16 @@ def print_result(result: TaskResult) -> None:
         ("tokens", "r"), ("questions", "r"), ("right", "r"), (interval, "r"), ("all right", "r"), (interval, "r"),
         ("nats", "r"), title=f"{first.model} on {first.task}",
     )  # fmt: skip
-    for row in result.rows.itertuples():
+    for row in result.rows.to_dict("records"):
+        low, whole_low = f"{100 * row['low']:.1f}", f"{100 * row['sequence_low']:.1f}"
         table.add_row(
-            f"{row.length:,}",
-            f"{row.questions:,}",
-            f"{row.accuracy:.1%}",
-            f"{100 * row.low:.1f}-{row.high:.1%}",
-            f"{row.sequence_accuracy:.1%}",
-            f"{100 * row.sequence_low:.1f}-{row.sequence_high:.1%}",
-            f"{row.loss:.3f}",
+            f"{row['length']:,}",
+            f"{row['questions']:,}",
+            f"{row['accuracy']:.1%}",
+            f"{low}-{row['high']:.1%}",
+            f"{row['sequence_accuracy']:.1%}",
+            f"{whole_low}-{row['sequence_high']:.1%}",
+            f"{row['loss']:.3f}",
         )
     console.print(table)
     console.print(f"{first.parameters}, {first.samples:,} sequences a length, seed {first.seed}", markup=False)
