@@ -12,7 +12,7 @@ import numpy as np
 from theory_lab.errors import InputError, StoreError
 from theory_lab.figures import style
 from theory_lab.figures.check_plot import validate_plot_file
-from theory_lab.figures.probe_tables import Heat, ProbeTables
+from theory_lab.reproduce.probe_tables import Heat, ProbeTables
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,7 @@ import numpy as np
 from theory_lab.errors import StoreError
 from theory_lab.figures import style
 from theory_lab.figures.probe_plot import model_name, validate_plot
-from theory_lab.figures.unrelated_tables import GRID, unrelated_frame
+from theory_lab.reproduce.unrelated_tables import GRID, unrelated_frame
 
 if TYPE_CHECKING:
     import pandas as pd

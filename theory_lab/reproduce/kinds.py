@@ -205,7 +205,7 @@ KINDS: dict[str, Kind] = {
             {"model": "text", "lengths": "wholes", "as": "texts", "windows": "whole", "layers": "wholes"},
             ("model", "lengths"),
             ("overview",),
-            code=lambda settings: (*_PROBE, "theory_lab.probes.probing", "theory_lab.figures.probe_tables"),
+            code=lambda settings: (*_PROBE, "theory_lab.probes.probing"),
             need=_lazy("theory_lab.reproduce.compute.overview:need"),
         ),
         Kind(
@@ -214,7 +214,7 @@ KINDS: dict[str, Kind] = {
             {"model": "text", "tokens": "whole"},
             ("model", "tokens"),
             ("unrelated",),
-            code=lambda settings: (*_PROBE, "theory_lab.probes.unrelated", "theory_lab.figures.unrelated_tables"),
+            code=lambda settings: (*_PROBE, "theory_lab.probes.unrelated"),
             need=_lazy("theory_lab.reproduce.compute.overview:need"),
         ),
         Kind(

@@ -31,8 +31,8 @@ def compute(experiment: Experiment, settings: dict[str, Any], context: Context) 
         length, layer, head (empty where there is an average over them), measure, estimate, ci_low, ci_high (over
         texts), texts, model, seed.
     """
-    from theory_lab.figures.probe_tables import ProbeTables
     from theory_lab.probes import probe
+    from theory_lab.reproduce.probe_tables import ProbeTables
 
     name = settings.get("as", ("model",))
     if len(name) > 1:
@@ -57,9 +57,9 @@ def compute(experiment: Experiment, settings: dict[str, Any], context: Context) 
 
 
 def compute_unrelated(experiment: Experiment, settings: dict[str, Any], context: Context) -> pd.DataFrame:
-    """Rows of :func:`theory_lab.figures.unrelated_tables.unrelated_frame`, with the seed."""
-    from theory_lab.figures.unrelated_tables import unrelated_frame
+    """Rows of :func:`theory_lab.reproduce.unrelated_tables.unrelated_frame`, with the seed."""
     from theory_lab.probes.unrelated import unrelated_scores
+    from theory_lab.reproduce.unrelated_tables import unrelated_frame
 
     try:
         result = unrelated_scores(
