@@ -208,7 +208,8 @@ class _Run:
         capture = can and s.graph is not False
         optimizer = make_optimizer(model, s, self.device, capture)
         start = self._continue(model, optimizer)
-        forward: Any = torch.compile(model, dynamic=False) if s.compile else model
+        # One graph or an error: a captured step whose model breaks into several was seen to train something else.
+        forward: Any = torch.compile(model, dynamic=False, fullgraph=True) if s.compile else model
         if capture:
             first = Feed(opened.source, s, start, 1, self.rank, self.world).draw(start, 1)
             try:
