@@ -65,7 +65,7 @@ def test_replayed_layers_have_the_same_bits(mechanism: str, dtype: str, monkeypa
     recorded = []
     record = replay._record
     monkeypatch.setattr(replay, "_record", lambda *given: recorded.append(record(*given)) or recorded[-1])
-    settings: dict[str, Any] = {"text": WORDS * 2, "lengths": (65, 170), "as_": mechanism, "windows": 2}
+    settings: dict[str, Any] = {"text": WORDS * 3, "lengths": (65, 170), "as_": mechanism, "windows": 2}
     found = probe(loaded, **settings).rows
     assert len(recorded) == 1
     assert recorded[0] is not None, "it could not be recorded"
