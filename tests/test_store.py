@@ -204,7 +204,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, P
     return theory_lab.check(["tda-4.3", "tda-4.6"], noise=NOISE, length=LENGTHS, out=out), out
 
 
-@pytest.mark.parametrize("moment", [0.3, 0.6, 0.9, 1.3])
+@pytest.mark.parametrize("moment", [0.3, 0.7, 1.2])
 def test_killed_run_resumes_bit_for_bit(tmp_path: Path, whole_run: tuple[pd.DataFrame, Path], moment: float) -> None:
     fresh, folder = whole_run
     words = ["check", "tda-4.3", "tda-4.6", "--noise", ",".join(NOISE), "--length", "2:2^20:x4", "--out", "r"]
