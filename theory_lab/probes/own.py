@@ -81,7 +81,7 @@ def of_module(module: torch.nn.Module, x: Any) -> Own | None:
     mechanism = getattr(module, "mechanism", None)
     if not isinstance(mechanism, Mechanism):
         return None
-    from theory_lab.models.lab.attention import plain
+    from theory_lab.models.lab.mechanisms import plain
     from theory_lab.models.lab.positions import nape_slopes
 
     config: Any = module.config

@@ -16,7 +16,7 @@ from theory_lab.attention.base import Mechanism, Scope
 from theory_lab.attention.fast import attend, has_fast
 from theory_lab.attention.softmax import Softmax
 from theory_lab.models.lab.configuration import LabConfig
-from theory_lab.models.lab.mechanisms import build_mechanism, row_weights
+from theory_lab.models.lab.mechanisms import build_mechanism, plain, row_weights
 from theory_lab.models.lab.positions import linear_bias, nape_slopes, rotate
 
 #: Keys from which a map on the CPU is no longer worth its memory.
@@ -145,7 +145,7 @@ def _fast(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, views: Views, key_mask: Tensor | None, x: Tensor | None
 ) -> Tensor | None:
     """The output by a form that never holds the weights; None where the definition itself is as good."""
-    if type(mechanism) is Softmax and not isinstance(mechanism.temperature_, nn.Parameter) and plain(mechanism):
+    if type(mechanism) is Softmax and plain(mechanism):
         return _softmax(q, k, v, key_mask)
     if not has_fast(mechanism) or not (q.is_cuda or k.shape[2] >= _LONG):
         return None
@@ -153,15 +153,6 @@ def _fast(
     return attend(
         mechanism, q, k, v, q2=q2, k2=k2, key_mask=key_mask, x=None if x is None else x.to(q.dtype)
     )  # fmt: skip
-
-
-def plain(mechanism: Mechanism) -> bool:
-    """Whether a softmax has a temperature of 1; read once, on the host."""
-    known = mechanism.__dict__.get("_plain")
-    if known is None:
-        known = bool((mechanism.temperature_ == 1).all())
-        mechanism.__dict__["_plain"] = known
-    return known
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -18,6 +18,7 @@ from theory_lab.attention.alpha_entmax import Entmax, Sparsemax
 from theory_lab.attention.asentmax import ASEntmax, ASEntmaxTheta
 from theory_lab.attention.base import Mechanism, Scope
 from theory_lab.attention.differential import lambda_init
+from theory_lab.attention.softmax import Softmax
 from theory_lab.attention.tda import TDA, TRA
 from theory_lab.errors import InputError, hint
 from theory_lab.models.lab.configuration import LabConfig
@@ -73,6 +74,15 @@ def row_weights(mechanism: Mechanism, scores: tuple[Tensor, ...], scope: Scope) 
     if alpha is None:
         alpha = mechanism.value("alpha", z).clamp(min=1.0 + 1e-3, max=2.0)
     return static_entmax(z, alpha, scope.visible)
+
+
+def plain(mechanism: Softmax) -> bool:
+    """Whether a softmax has a fixed temperature of 1; read once, on the host, where a graph may not look."""
+    known = mechanism.__dict__.get("static_plain")
+    if known is None:
+        fixed = not isinstance(mechanism.temperature_, torch.nn.Parameter)
+        known = mechanism.__dict__["static_plain"] = fixed and bool((mechanism.temperature_ == 1).all())
+    return known
 
 
 def _settle(mechanism: Entmax) -> None:
@@ -201,6 +211,8 @@ def build_mechanism(config: LabConfig, layer: int) -> Mechanism:
         made = cls(**given).float()
         if isinstance(made, Entmax):
             _settle(made)
+        if type(made) is Softmax:
+            plain(made)
     if config.positions == "nape" and made.cosine:
         raise InputError("positions", "nape", f"rope or nope: {name} compares cosines, which have no unit for a bias")
     return made
