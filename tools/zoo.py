@@ -133,7 +133,8 @@ def _learned(model: Any) -> list[tuple[int, str, list[float]]]:
 def card(name: str, record: dict[str, Any], manifest: dict[str, Any] | None, numbers: dict[str, Any]) -> str:
     """The model card, in Markdown with the Hub's front matter."""
     settings = record["settings"]
-    options = ", ".join(f"{key} {value}" for key, value in numbers["options"].items()) or "nothing to set"
+    options = ", ".join(f"{key} {value}" for key, value in numbers["options"].items())
+    options = f" ({options}; where these are learned, their start)" if options else ""
     lines = [
         "---", "license: apache-2.0", "language: en", "library_name: transformers", "pipeline_tag: text-generation",
         "tags: [theory-lab, attention]", "---", "", f"# {name}", "",
@@ -143,7 +144,7 @@ def card(name: str, record: dict[str, Any], manifest: dict[str, Any] | None, num
         "```sh", f"theory-lab probe {name}", f"theory-lab explore {name}", "```", "",
         "## Training", "",
         "| | |", "|---|---|",
-        f"| mechanism | `{settings['attention']}` ({options}; where these are learned, their start) |",
+        f"| mechanism | `{settings['attention']}`{options} |",
         f"| steps, tokens | {record['steps']:,} steps, {record['tokens']:,} tokens |",
         f"| batch, length | {settings['batch']} sequences of {settings['length']} tokens, the first one `<bos>` |",
         f"| optimizer | AdamW, learning rate {settings['lr']:g} to {settings['lr_min']:g} (cosine), "
