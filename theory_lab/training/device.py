@@ -68,9 +68,12 @@ def memory(doing: str) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise _full(doing) from error
     except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        raise _full(doing) from error
+        if "can't allocate memory" in str(error):
+            raise _full(doing) from error
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            why = " ".join(str(error).split())[:200]
+            raise DeviceError(f"torch.compile failed {doing} ({why}); it runs without --compile") from error
+        raise
 
 
 def _full(doing: str) -> DeviceError:

@@ -199,7 +199,7 @@ class _Run:
         """Steps that are done, and what does the rest: weights and moments are those of the newest whole checkpoint."""
         import torch
 
-        from theory_lab.training.stepping import Captured, Eager, make_optimizer
+        from theory_lab.training.stepping import CannotCapture, Captured, Eager, make_optimizer
 
         s = self.settings
         can = self.device.type == "cuda" and self.world == 1
@@ -214,13 +214,10 @@ class _Run:
             first = Feed(opened.source, s, start, 1, self.rank, self.world).draw(start, 1)
             try:
                 return start, Captured(model, forward, optimizer, s, first), optimizer
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                why = str(error).strip().splitlines()[0]
+            except CannotCapture as error:
                 if s.graph:
-                    raise InputError("graph", "true", f"{s.attention} cannot be captured ({why})") from error
-                self.show.say(f"the step cannot be captured in a CUDA graph ({why}); it runs without one, slower")
+                    raise InputError("graph", "true", f"{s.attention} cannot be captured: {error}") from error
+                self.show.say(f"the step cannot be captured in a CUDA graph ({error}): it runs without one, slower")
         wrapped = self.accelerator.prepare(forward) if self.world > 1 else forward
         return start, Eager(model, wrapped, optimizer, s, self.accelerator), optimizer
 

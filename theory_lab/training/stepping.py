@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from theory_lab.errors import TheoryLabError
+from theory_lab.errors import DeviceError, TheoryLabError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -189,6 +189,28 @@ def first_not_finite(model: nn.Module, tokens: Tensor, dtype: str) -> str:
     return f", first in the output of {met[0]}" if met else ""
 
 
+class CannotCapture(TheoryLabError):
+    """A step that a CUDA graph cannot hold; it can run without."""
+
+
+@contextlib.contextmanager
+def _as_if_captured(compiled: bool) -> Iterator[None]:
+    """Make whatever waits for the device an error: found out here, it breaks no capture.
+
+    Code that looks at values only outside of a capture is told that it is in one. A compiled model is not told: it
+    would be compiled again.
+    """
+    before, asked = torch.cuda.get_sync_debug_mode(), torch.cuda.is_current_stream_capturing
+    torch.cuda.set_sync_debug_mode("error")
+    if not compiled:
+        torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked
+        torch.cuda.set_sync_debug_mode(before)
+
+
 class Captured:
     """The whole step, forward to update, as one CUDA graph that is replayed.
 
@@ -197,9 +219,10 @@ class Captured:
 
     Raises
     ------
-    RuntimeError
-        If the step cannot be captured, for example because the model waits for the host. Weights and moments are then
-        what they were.
+    CannotCapture
+        If the step waits for the device, which a graph cannot. Weights and moments are then what they were.
+    DeviceError
+        If the capture breaks in another way.
     """
 
     most = 32
@@ -271,25 +294,38 @@ class Captured:
 
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
-        self._graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(side):
+                # What a model settles and remembers at its first call is settled before a compiler looks at it.
+                with torch.no_grad(), autocast(self._device, self._settings.dtype):
+                    self._model(input_ids=self._tokens[0, 0, :1], use_cache=False)
                 # Libraries choose their algorithms, and the compiler compiles, before anything is captured.
-                for _ in range(3):
+                for index in range(4):
                     self._optimizer.zero_grad(set_to_none=True)
-                    self._step()
+                    with _as_if_captured(self._settings.compile) if index == 3 else contextlib.nullcontext():
+                        self._step()
                     self._at.zero_()
+        except RuntimeError as error:
             torch.cuda.current_stream(self._device).wait_stream(side)
-            torch.cuda.synchronize(self._device)
             restore()
+            if "synchronizing" not in str(error):
+                raise
+            raise CannotCapture("it waits for the device") from error
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        torch.cuda.synchronize(self._device)
+        restore()
+        self._graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream(self._device)
+        try:
             # Without gradients before it, the captured backward writes them instead of adding to them.
             with torch.cuda.graph(self._graph):
                 self._step()
-        except Exception:
-            with contextlib.suppress(RuntimeError):
-                torch.cuda.synchronize(self._device)
-            restore()
-            raise
+        except RuntimeError as error:
+            # What a broken capture leaves of allocator and streams cannot be trusted: nothing goes on from here.
+            torch.cuda.set_stream(stream)
+            raise DeviceError(
+                f"the step cannot be captured in a CUDA graph ({str(error).splitlines()[0]}); it runs with --no-graph"
+            ) from error
         self._at.zero_()
 
     def run(self, segment: Segment) -> Numbers:
