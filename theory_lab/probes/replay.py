@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 #: Rows of all heads up to which calls are recorded. Beyond, the kernels take longer than their launches, and a graph
-#: keeps the memory of everything in between (some 300 bytes a row).
+#: keeps the memory of everything in between (34 MB at 8,192 rows of 9 heads of 64, its queries and keys included).
 MOST_ROWS = 1 << 18
 #: Kinds of calls kept: layers differ in their windows, the last of several texts in its length.
 MOST_KINDS = 8
