@@ -268,6 +268,7 @@ def test_the_command(folder, tmp_path):
         ((), "task: none; name one of recall"),
         (("--task", "recal"), "did you mean 'recall'"),
         (("--task", "recall", "--out", "rows.txt"), "out: rows.txt; a file that ends in .json"),
+        (("--task", "recall", "--out", "/proc/rows.csv"), "out: /proc/rows.csv; a file that can be written"),
         (("--task", "recall:symbols=4096"), "vocabulary"),
         (("--task", "passkey"), "a model with a tokenizer"),
         (("--task", "recall", "--corpus", "x"), "task recall takes none"),

@@ -76,11 +76,12 @@ def build_command(**options: Any) -> None:
         split=options["split"],
         deduplicate=not options["keep_repetitions"],
     )
-    progress = make_progress(options["quiet"], "encoding", "documents")
+    progress = None if options["quiet"] else make_progress(verb="encoding", unit="documents")
     try:
         corpus = build_corpus(options["out"], plan, progress=progress)
     finally:
-        progress.stop()
+        if progress is not None:
+            progress.stop()
     _print(corpus)
 
 

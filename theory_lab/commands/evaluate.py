@@ -68,6 +68,7 @@ def command(**options: Any) -> int:
     chunk = None if options["chunk"] is None else one_whole(options["chunk"], "chunk")
     if options["out"] is not None:
         _writer(options["out"])
+        _claim(options["out"])
     if importlib.util.find_spec("torch") is None:
         raise InputError("evaluate", "torch is not installed", "pip install 'theory-lab[models]'")
     if spec is None:
@@ -175,6 +176,21 @@ def _writer(path: str) -> Any:
         require_pyarrow()
         return rows_to_parquet
     raise InputError("out", path, "a file that ends in .json, .csv or .parquet is allowed")
+
+
+def _claim(path: str) -> None:
+    """Find out now, not after the first length, that nothing can be written there."""
+    import tempfile
+    from pathlib import Path
+
+    file = Path(path).absolute()
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(21, "Is a directory")
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".probe-"):
+            pass
+    except OSError as error:
+        raise InputError("out", path, f"a file that can be written is allowed ({error.strerror or error})") from error
 
 
 def _write(result: TaskResult, path: str) -> None:
