@@ -277,6 +277,50 @@ def test_wide_tables_keep_within_the_page(make, tmp_path: Path) -> None:
         assert "Float too large" not in ran.stdout
 
 
+COSTS = """\
+title = "T"
+source = "S"
+caption = "C"
+kind = "costs"
+
+[settings]
+dtype = "bfloat16"
+heads = 2
+bytes = 2
+
+[draw]
+as = "curves"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("", "", ""),
+        ("probed_s", "seconds", "line 1: device, dtype, weights, length, plain_s, seconds"),
+        ("0.25", "-1", "line 2, column 'probed_s': -1; a positive number"),
+        ("bfloat16", "float32", "key 'settings.dtype': bfloat16; no row of the file"),
+        ("GPU,float32", "CPU,float32", "column 'device': CPU, GPU; one device"),
+    ],
+)
+def test_costs_of_a_probe(make, tmp_path: Path, old: str, new: str, words: str) -> None:
+    """Rows of benchmarks/probe.py as curves; what cannot be used is named."""
+    text = "device,dtype,weights,length,plain_s,probed_s,ratio,ratio_low,ratio_high,plain_peak_gb,probed_peak_gb\n"
+    text += "GPU,bfloat16,model,64,0.125,0.25,2,1.9,2.5,1,1.5\nGPU,float32,tda:views=siblings,64,1,2,2,2,2,1,1\n"
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "costs.csv").write_text(text.replace(old, new) if old else text)
+    (outcome,) = reproduce([make(COSTS, "costs")], tmp_path / "out", data=str(tmp_path), formats=["svg"])
+    if words:
+        assert words in outcome.failure
+        return
+    assert not outcome.failure
+    rows = pd.read_csv(tmp_path / "out" / "own" / "costs.csv").set_index(["panel", "series"]).value
+    assert rows["seconds", "probed"] == 0.25
+    assert rows["peak memory, GB", "all maps, if held"] == 2 * 64 * 64 * 2 / 1e9
+    assert rows["probed over plain", "own weights"] == 2
+    assert json.loads((tmp_path / "out" / "own" / "costs.json").read_text())["device"] == "GPU"
+
+
 def test_results_that_are_no_text(make, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "losses.csv").write_bytes(b"row,column,value\n\xff\xfe,b,1\n")
