@@ -245,7 +245,13 @@ def lengths(bench: Bench) -> None:
         del cache, k
 
 
-def trained(bench: Bench, path: Path) -> None:
+ALL_BOUNDS = ((None, 64), ("minmax", 64), ("int8", 16), ("int8", 32))
+
+
+def trained(
+    bench: Bench, path: Path, note: str = "", masses: tuple[float, ...] = (1.0, 0.99, 0.9, 0.5),
+    kinds: tuple[tuple[str | None, int], ...] = ALL_BOUNDS,
+) -> None:  # fmt: skip
     """Keys of a trained model, thresholds constant for each head that keep a share of the softmax mass on average.
 
     The file holds "q" (layers, heads, rows, D) and "k" (layers, groups, S, D), bfloat16; every row becomes COPIES
@@ -262,7 +268,7 @@ def trained(bench: Bench, path: Path) -> None:
     v = torch.randn(k.shape, generator=torch.Generator("cuda").manual_seed(0), device="cuda").to(k.dtype)
     common = {
         "case": "trained", "batch": q.shape[0], "heads": heads, "groups": groups, "length": length, "dim": dim,
-        "dtype": "bfloat16",
+        "dtype": "bfloat16", "note": note,
     }  # fmt: skip
     data = k.numel() * k.element_size()
 
@@ -270,14 +276,15 @@ def trained(bench: Bench, path: Path) -> None:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
-    bench.time({**common, "pattern": "all mass", "mechanism": "FA2", "density": 1.0}, flash, 2 * data, None)
-    for kept in (1.0, 0.99, 0.9, 0.5):
+    if not note:
+        bench.time({**common, "pattern": "all mass", "mechanism": "FA2", "density": 1.0}, flash, 2 * data, None)
+    for kept in masses:
         order = score.flatten(2).sort(-1, descending=True)
         sums = mass.flatten(2).double().gather(2, order.indices).cumsum(-1) / rows
         at = (sums < kept).sum(-1, keepdim=True).clamp_max(order.values.shape[-1] - 1)
         tau = order.values.gather(2, at) if kept < 1 else torch.full_like(order.values[..., :1], -math.inf)
         tau = tau[:, None].expand(-1, rows, -1, -1).flatten(0, 1).repeat(COPIES, 1, 1)
-        for kind, block in ((None, 64), ("minmax", 64), ("int8", 16), ("int8", 32)):
+        for kind, block in kinds:
             bounds = None if kind is None else make_block_bounds(k, kind, block=block)
             if kept == 1.0 and kind is not None:
                 continue
@@ -296,7 +303,7 @@ def trained(bench: Bench, path: Path) -> None:
             }  # fmt: skip
             if bounds is not None:
                 row["metadata"] = bounds.nbytes / (2 * data)
-            bench.time(row, call, None, _agree(call(), q, k, v, tau))
+            bench.time(row, call, None, None if note else _agree(call(), q, k, v, tau))
 
 
 def _agree(
@@ -312,38 +319,61 @@ def _agree(
     return float((got.double() - exact).norm() / size), 2 * (low + torch.finfo(q.dtype).eps)
 
 
-def sweep(bench: Bench, cache: Cache, density: float) -> None:
-    """Launch options of the attention kernel, one after another."""
-    k = cache.plant(density, "scattered", 64)
-    bounds = make_block_bounds(k, "minmax", block=64)
+def sweep(bench: Bench, cache: Cache) -> None:
+    """Launch options, one after another."""
     original, original_screen = launch.options, launch.screen_options
-    for keys, warps, stages, per_sm in (
-        (64, 4, 2, 2), (64, 4, 3, 2), (64, 4, 4, 2), (64, 2, 3, 3), (32, 4, 4, 2), (64, 8, 4, 1)
+    planted = {x: cache.plant(x, "scattered", 64) for x in (0.1, 0.38)}
+    kept = {x: make_block_bounds(k, "minmax", block=64) for x, k in planted.items()}
+    few = torch.full((1, cache.heads, 1), 0.25, device=cache.q.device)
+    for shape in (
+        (64, 4, 3, 2, None), (64, 4, 2, 4, 128), (64, 4, 2, 3, 168), (64, 4, 3, 3, 168), (64, 4, 4, 2, None),
+        (32, 4, 4, 4, 128), (64, 2, 2, 4, None), (32, 1, 3, 6, None),
     ):  # fmt: skip
-        chosen = launch.Options(16, keys, warps, stages, per_sm)
+        chosen = launch.Options(16, *shape)
         launch.options = lambda *_, chosen=chosen: chosen
         for lazy in (True, False):
             launch.LAZY, old = lazy, launch.LAZY
-            note = f"attention {tuple(chosen)}{' lazy' * lazy}"
-            ours(bench, cache, k, bounds, density, "scattered", "sweep", False, note)
+            note = f"attention {shape}{' lazy' * lazy}"
+            for density, k in planted.items():
+                ours(bench, cache, k, kept[density], density, "scattered", "sweep", False, note)
             if lazy:
-                ours(bench, cache, cache.k, None, 1.0, "random", "sweep", False, note)
+                row = {"case": "sweep", "pattern": "few survivors", "mechanism": "elastic", "note": note}
+                bench.time(row, lambda: elastic_decode(cache.q, cache.k, cache.v, None, few), None, None)
             launch.LAZY = old
     launch.options = original
-    shapes = [(256, step, 4, stages) for step in (32, 64) for stages in (2, 3, 4)]
-    shapes += [(128, 64, 4, 2), (512, 64, 4, 3), (512, 32, 4, 4), (256, 64, 8, 3), (256, 128, 8, 2)]
-    for shape in shapes:
+    for shape in (
+        (256, 64, 4, 3), (256, 64, 4, 2), (512, 64, 4, 3), (128, 64, 4, 3), (256, 32, 4, 4), (128, 32, 4, 3),
+        (256, 64, 8, 3), (256, 128, 8, 2),
+    ):  # fmt: skip
         screening = launch.Screening(*shape)
         launch.screen_options = lambda *_, chosen=screening: chosen
-        ours(bench, cache, k, bounds, density, "scattered", "sweep", False, f"screen {tuple(screening)}")
+        ours(bench, cache, planted[0.1], kept[0.1], 0.1, "scattered", "sweep", False, f"screen {shape}")
     launch.screen_options = original_screen
     for span in (16, 64):
         launch.SPAN, old = span, launch.SPAN
-        ours(bench, cache, k, bounds, density, "scattered", "sweep", False, f"span {span}")
+        ours(bench, cache, planted[0.1], kept[0.1], 0.1, "scattered", "sweep", False, f"span {span}")
         launch.SPAN = old
     launch.EARLY, old = not launch.EARLY, launch.EARLY
-    ours(bench, cache, k, bounds, density, "scattered", "sweep", True, f"early launch {not old}")
+    ours(bench, cache, planted[0.1], kept[0.1], 0.1, "scattered", "sweep", True, f"early launch {not old}")
     launch.EARLY = old
+
+
+def sweep_trained(bench: Bench, path: Path) -> None:
+    """Launch options for a trained model's keys, head dim 64."""
+    original, original_screen = launch.options, launch.screen_options
+    for shape in (
+        (64, 4, 3, 2, None), (64, 4, 3, 4, 128), (64, 4, 4, 3, 168), (128, 4, 3, 2, None), (128, 8, 3, 2, 128),
+        (64, 2, 3, 4, None),
+    ):  # fmt: skip
+        chosen = launch.Options(16, *shape)
+        launch.options = lambda *_, chosen=chosen: chosen
+        trained(bench, path, f"attention {shape}", (0.9, 0.5), ((None, 64), ("int8", 16)))
+    launch.options = original
+    for shape in ((512, 8, 4, 3), (1024, 16, 4, 3), (512, 16, 4, 2), (512, 16, 8, 3), (512, 4, 4, 4)):
+        screening = launch.Screening(*shape)
+        launch.screen_options = lambda *_, chosen=screening: chosen
+        trained(bench, path, f"screen {shape}", (0.5,), (("int8", 16),))
+    launch.screen_options = original_screen
 
 
 def updates(bench: Bench, cache: Cache) -> None:
@@ -415,11 +445,16 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=16)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--trained", type=Path, help="queries and keys of a model (decode_bounds.py --save)")
-    parser.add_argument("--sweep", action="store_true", help="time launch options too")
+    parser.add_argument("--sweep", action="store_true", help="time launch options only")
     options = parser.parse_args()
     device = torch.device("cuda")
     bench = Bench(options.out)
     cache = Cache(options.length, options.heads, options.groups, options.dim, torch.bfloat16, device)
+    if options.sweep:
+        sweep(bench, cache)
+        if options.trained is not None:
+            sweep_trained(bench, options.trained)
+        return
     dense(bench, cache)
     ours(bench, cache, cache.k, None, 1.0, "random", "density")
     for pattern in ("scattered", "clustered", "uneven"):
@@ -446,8 +481,6 @@ def main() -> None:
     for density in (0.1, 1.0):
         print("density", density)
         kernels(cache, density)
-    if options.sweep:
-        sweep(bench, cache, 0.1)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ class Options(NamedTuple):
     warps: int
     stages: int
     per_sm: int
+    registers: int | None = None
 
 
 class Screening(NamedTuple):
@@ -163,12 +164,15 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     place = _place(paging, min(chosen.keys, problem.block), problem.block < chosen.keys)
     # Looking up blocks or pages takes two steps of the software pipeline.
     stages = chosen.stages + (2 if place and not INTERPRETED else 0)
+    # The compiler's pipeline cannot move products of 64 rows (warp groups) ahead of the loads that wait for them.
+    lazy = LAZY and chosen.rows < 64
     attend_kernel[(programs,)](
         q1, k1, q2, k2, v, tau, totals if problem.lam is None else problem.lam, lengths, table, packed, totals, sums,
         peak, mass, alive, units, g, h, t, paging.capacity, rows, row_blocks, blocks, paging.page_size,
         table.shape[-1], programs, *queries, *k1.stride()[:3], *k2.stride()[:3], *v.stride()[:3], *tau.stride(),
         problem.scale, BN=chosen.keys, POWER=problem.power, PLACE=place, WIDE=v.dtype == torch.float16 and not
-        problem.softmax, LAZY=LAZY, **flags, **shared, **early, num_warps=chosen.warps, num_stages=stages,
+        problem.softmax, LAZY=lazy, **flags, **shared, **early, num_warps=chosen.warps, num_stages=stages,
+        maxnreg=chosen.registers,
     )  # fmt: skip
     eps = problem.rms_eps
     combine_kernel[(units * per,)](

@@ -101,7 +101,8 @@ def attend_kernel(
             list_at = PACKED + unit.to(tl.int64) * NB
             acc = tl.zeros([BM, EP], tl.float32)
             peak = tl.full([BM], float("-inf"), tl.float32)
-            mass = tl.zeros([BM], tl.float32)
+            # Summed over keys at the end: a sum of each tile would be one more exchange between warps.
+            mass = tl.zeros([BM, BN], tl.float32)
             survivors = tl.zeros([BM], tl.int32)
             lane = tl.arange(0, BN)
             for i in range(tl.cdiv((stop - low) * SUB, GROUP)):
@@ -125,7 +126,7 @@ def attend_kernel(
                     base = tl.where(top == float("-inf"), 0.0, top)
                     w = tl.exp2((s - base[:, None]) * 1.4426950408889634)
                     shrink = tl.exp2((peak - base) * 1.4426950408889634)
-                    mass = mass * shrink + tl.sum(w, 1)
+                    mass = mass * shrink[:, None] + w
                     acc = acc * shrink[:, None]
                     peak = top
                 else:
@@ -150,7 +151,7 @@ def attend_kernel(
             tl.store(OUT + row[:, None] * E + vcols[None, :], acc, mask=exists[:, None] & (vcols < E)[None, :])
             if SOFTMAX:
                 tl.store(PEAK + row, peak, mask=exists)
-                tl.store(MASS + row, mass, mask=exists)
+                tl.store(MASS + row, tl.sum(mass, 1), mask=exists)
             if COUNTED:
                 tl.store(ALIVE + row, survivors, mask=exists)
         low = stop
