@@ -70,10 +70,15 @@ def memory(doing: str) -> Iterator[None]:
     except RuntimeError as error:
         if "can't allocate memory" in str(error):
             raise _full(doing) from error
-        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        if of_the_compiler(error):
             why = " ".join(str(error).split())[:200]
             raise DeviceError(f"torch.compile failed {doing} ({why}); it runs without --compile") from error
         raise
+
+
+def of_the_compiler(error: Exception) -> bool:
+    """Whether torch.compile raised it while it compiled."""
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
 
 
 def _full(doing: str) -> DeviceError:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from theory_lab.errors import InputError, TheoryLabError
 from theory_lab.settings import Progress, Silent
 from theory_lab.training import checkpoints, record
-from theory_lab.training.device import memory, prepare
+from theory_lab.training.device import memory, of_the_compiler, prepare
 from theory_lab.training.feed import Feed, Segment
 from theory_lab.training.held_out import Held, Opened, evaluate, open_data, summarize
 from theory_lab.training.logs import Logs
@@ -26,7 +26,7 @@ from theory_lab.training.settings import TrainSettings
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from theory_lab.training.stepping import Numbers, Stepper
+    from theory_lab.training.stepping import Captured, Numbers, Stepper
 
 
 class Interrupted(TheoryLabError):
@@ -120,6 +120,7 @@ class _Run:
         self.stop = False
         self.seconds = 0.0  # of training alone, over all parts of a run
         self.held: Held | None = None
+        self.compiled: bool = self.settings.compile
 
     def go(self) -> TrainResult:
         """Set up, train, write."""
@@ -191,7 +192,7 @@ class _Run:
                 begun = time.perf_counter()  # waiting for the next batch counts, evaluations and checkpoints do not
         finally:
             logs.close()
-        return last, {"graph": stepper.most > 1, "resumed_from": start or None}
+        return last, {"graph": stepper.most > 1, "compiled": self.compiled, "resumed_from": start or None}
 
     # ---- parts of the loop -----------------------------------------------------------------------
 
@@ -199,7 +200,7 @@ class _Run:
         """Steps that are done, and what does the rest: weights and moments are those of the newest whole checkpoint."""
         import torch
 
-        from theory_lab.training.stepping import CannotCapture, Captured, Eager, make_optimizer
+        from theory_lab.training.stepping import CannotCapture, Eager, make_optimizer
 
         s = self.settings
         can = self.device.type == "cuda" and self.world == 1
@@ -213,13 +214,26 @@ class _Run:
         if capture:
             first = Feed(opened.source, s, start, 1, self.rank, self.world).draw(start, 1)
             try:
-                return start, Captured(model, forward, optimizer, s, first), optimizer
+                return start, self._captured(model, forward, optimizer, first), optimizer
             except CannotCapture as error:
                 if s.graph:
                     raise InputError("graph", "true", f"{s.attention} cannot be captured: {error}") from error
                 self.show.say(f"the step cannot be captured in a CUDA graph ({error}): it runs without one, slower")
         wrapped = self.accelerator.prepare(forward) if self.world > 1 else forward
         return start, Eager(model, wrapped, optimizer, s, self.accelerator), optimizer
+
+    def _captured(self, model: Any, forward: Any, optimizer: Optimizer, first: Segment) -> Captured:
+        """The captured step; without a compiler where the compiler fails, which it finds out before the capture."""
+        from theory_lab.training.stepping import Captured
+
+        try:
+            return Captured(model, forward, optimizer, self.settings, first)
+        except RuntimeError as error:
+            if forward is model or not of_the_compiler(error):
+                raise
+            self.show.say(f"torch.compile failed ({' '.join(str(error).split())[:200]}): the model runs without it")
+            self.compiled = False
+            return Captured(model, model, optimizer, self.settings, first)
 
     def _continue(self, model: Any, optimizer: Optimizer) -> int:
         """Load the newest checkpoint that is whole; steps that are done."""

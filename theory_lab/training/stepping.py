@@ -302,7 +302,7 @@ class Captured:
                 # Libraries choose their algorithms, and the compiler compiles, before anything is captured.
                 for index in range(4):
                     self._optimizer.zero_grad(set_to_none=True)
-                    with _as_if_captured(self._settings.compile) if index == 3 else contextlib.nullcontext():
+                    with _as_if_captured(self._forward is not self._model) if index == 3 else contextlib.nullcontext():
                         self._step()
                     self._at.zero_()
         except RuntimeError as error:
