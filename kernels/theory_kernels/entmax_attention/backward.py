@@ -41,6 +41,7 @@ def _alpha_terms(a, state, eps, seen, MODE: tl.constexpr):
     """p psi; 0 outside the support."""
     if MODE == 0:
         log_p, alive = log_weights(a, state, eps)
+        log_p *= 0.6931471805599453
     else:
         y = a + state
         alive = y > 0.0

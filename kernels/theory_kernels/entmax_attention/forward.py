@@ -129,7 +129,7 @@ def forward_kernel(
     low = tl.full([BM], -32.0 if MODE == 0 else 0.0, tl.float32)
     acc, tilted = tl.zeros([BM, EP], tl.float32), tl.zeros([BM, EP], tl.float32)
     slopes = tl.zeros([BM, 8], tl.float32)
-    CLOSE: tl.constexpr = 6e-3 if MODE == 1 else 3e-4
+    CLOSE: tl.constexpr = 6e-3 if MODE == 1 else 1e-3 if MODE == 0 else 3e-4
     step, tries = 0, 0
     while tries < TRIES:
         go = 1

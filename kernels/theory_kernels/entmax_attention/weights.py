@@ -11,24 +11,36 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import libdevice
 
-from ..primitives import dot, narrow
+from ..primitives import INTERPRETED, dot, narrow
+
+# The chip's own logarithm, within 2^-22; the interpreter has none.
+_FAST = tl.constexpr(not INTERPRETED)
+_LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _log1p(x):
-    """log(1 + x) for x > -1, accurate for small x (W. Kahan's correction of the rounding of 1 + x)."""
-    y = 1.0 + x
-    d = y - 1.0
-    return tl.where(d == 0.0, x, tl.log(y) * (x / tl.where(d == 0.0, 1.0, d)))
+def _log2_1p(x):
+    """log2(1 + x), -10^9 for x <= -1.
+
+    Near 0 a polynomial, within 1.3e-7 of it relatively (float32 Horner, fitted on [-0.2, 0.2]); elsewhere the logarithm
+    is at least 0.26, so that an absolute 2^-22 is small beside it.
+    """
+    p = 0.48090091347694397 + x * (
+        -0.3604068458080292 + x * (0.2882106304168701 + x * (-0.2536123991012573 + x * 0.21932469308376312))
+    )
+    near = x * (1.4426950216293335 + x * (-0.7213488817214966 + x * p))
+    y = tl.maximum(1.0 + x, 0.0)
+    far = libdevice.fast_log2f(y) if _FAST else tl.log2(tl.where(y > 0.0, y, 2.0**-126))
+    return tl.where(tl.abs(x) < 0.2, near, tl.where(y > 0.0, far, -1e9))
 
 
 @triton.jit
 def log_weights(a, state, eps):
-    """log p and whether p > 0 (MODE 0)."""
+    """log2 p and whether p > 0 (MODE 0)."""
     ratio = a * tl.exp(-eps * state)
-    alive = ratio > -1.0
-    return state + _log1p(tl.where(alive, ratio, 0.0)) / eps, alive
+    return state / _LN2 + _log2_1p(ratio) * (1.0 / eps), ratio > -1.0
 
 
 @triton.jit
@@ -38,7 +50,7 @@ def weights(a, state, eps, seen, MODE: tl.constexpr, MASKED: tl.constexpr):
         log_p, alive = log_weights(a, state, eps)
         if MASKED:
             alive = alive & seen
-        return tl.where(alive, tl.exp(log_p), 0.0), tl.where(alive, tl.exp((1.0 - eps) * log_p), 0.0)
+        return tl.where(alive, tl.exp2(log_p), 0.0), tl.where(alive, tl.exp2((1.0 - eps) * log_p), 0.0)
     y = tl.maximum(a + state, 0.0)
     if MASKED:
         y = tl.where(seen, y, 0.0)
