@@ -153,7 +153,9 @@ def _task(spec: str, seed: int, model: Any, corpus: str | None) -> Any:
 
     name, parameters = parse_spec(spec)
     if getattr(task_class(name), "takes_text", False):
-        parameters = {"tokenizer": model, "corpus": corpus, **parameters}
+        # A model that learned the task from a corpus' text may have left the tokenizer there.
+        own = model.tokenizer is not None or (corpus is None and "corpus" not in parameters)
+        parameters = {"tokenizer": model if own else None, "corpus": corpus, **parameters}
     elif corpus is not None:
         raise InputError("corpus", corpus, f"task {name} takes none")
     return get_task(name, seed, **{**trained_parameters(model.folder, name), **parameters})

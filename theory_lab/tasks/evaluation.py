@@ -152,7 +152,7 @@ def _row(
     loss, error = clustered_mean(scores.losses, scores.tokens)
     return {
         "task": task.name,
-        "parameters": json.dumps(task.parameters),
+        "parameters": json.dumps(_parameters(task)),
         "model": model.name,
         "length": length,
         "samples": samples,
@@ -175,6 +175,12 @@ def _row(
         "dtype": str(model.dtype).removeprefix("torch."),
         "seconds": seconds,
     }
+
+
+def _parameters(task: Task) -> dict[str, Any]:
+    """Of a task, with the corpus whose text it takes."""
+    about = task.describe()
+    return {**about["parameters"], **({"corpus": about["corpus"]} if "corpus" in about else {})}
 
 
 def _check_model(model: LoadedModel, task: Task, longest: int) -> Head:
