@@ -15,6 +15,7 @@ import torch
 from bench import Bench
 from mechanisms import Mechanism, adasplash, sdpa
 from theory_kernels.entmax_attention import entmax_attention, operator
+from theory_kernels.entmax_attention.api import ANY, ONE_AND_A_HALF, TWO
 from theory_kernels.entmax_attention.plan import BLOCK
 from timing import measure
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -67,14 +68,15 @@ def mechanism(alpha: float) -> Mechanism:
     return Mechanism(f"entmax {alpha:g}", 1, partial(entmax_attention, alpha=alpha), reference)
 
 
-def facts(operands: list[torch.Tensor]) -> dict[str, object]:
+def facts(operands: list[torch.Tensor], alpha: float) -> dict[str, object]:
     """Share of the pairs of a block of 64 rows and a visible key that are listed, and how many blocks are not."""
     q, k, v = operands
     t = q.shape[2]
     one = torch.ones((1, 1, 1), device=q.device) * q.shape[-1] ** -0.5
-    eps = torch.full((q.shape[1],), 0.5, device=q.device)
+    eps = torch.full((q.shape[1],), alpha - 1, device=q.device)
+    mode = {1.5: ONE_AND_A_HALF, 2.0: TWO}.get(alpha, ANY)
     *_, counts = operator.entmax_forward(
-        q, k, v, one, eps, None, 1, t, t, 0, False, True, 1, "triton", False, False, False, None
+        q, k, v, one, eps, None, 1, t, t, 0, False, True, mode, "triton", False, False, False, None
     )
     if not counts.numel():
         return {"paths": "no lists"}
@@ -131,8 +133,10 @@ def main() -> None:
     bench = Bench(options.out, device)
     flash, ours = sdpa()[0], mechanism(1.5)
 
-    def both(case: str, pattern: str, mechanisms: list[Mechanism], operands: list[torch.Tensor]) -> None:
-        known = facts(operands)
+    def both(
+        case: str, pattern: str, mechanisms: list[Mechanism], operands: list[torch.Tensor], alpha: float = 1.5
+    ) -> None:
+        known = facts(operands, alpha)
         for one in mechanisms:
             for backward in (False, True):
                 bench.row(case, pattern, one, operands, backward, known if one.name.startswith("entmax") else {})
@@ -152,7 +156,7 @@ def main() -> None:
             both("active", f"topics {share:.0%}", [ours], topics(share, 12, 16384, 64, device))
         both("active", "unit", [ours], unit_scores(12, 16384, 64, device))
         for alpha in (1.1, 1.25, 1.75, 2.0):
-            both("alpha", "normal", [mechanism(alpha)], random_normal(12, 16384, 64, device))
+            both("alpha", "normal", [mechanism(alpha)], random_normal(12, 16384, 64, device), alpha)
         for dim in (80, 128, 256):
             both("dim", "normal", [flash, ours], random_normal(12, 8192, dim, device))
     bench.file.close()
