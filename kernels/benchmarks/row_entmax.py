@@ -1,6 +1,6 @@
 """Row entmax against the ``entmax`` package and AdaSplash on a GPU: correct first, then times.
 
-    python kernels/benchmarks/row_entmax.py --out row-entmax.csv [--quick] [--sweep]
+    python kernels/benchmarks/row_entmax.py --out row-entmax.csv [--quick] [--all] [--sweep]
 
 Every implementation is held against float64 weights of a few rows before it is timed; one that misses its budget gets
 no time. The budget of ours is 16 units in the last place of the row's largest weight; that of the peers is wider, since
@@ -25,30 +25,28 @@ from timing import measure
 SHAPES = [(4096, 4096), (4096, 16384), (4096, 32768), (512, 131072), (64, 1 << 20)]
 # A peer's weights may be off by this much; ours by the rounding of the dtype alone.
 PEER_BUDGET = 2e-2
+WITH_BACKWARD = ("ours", "entmax package, exact", "AdaSplash triton_entmax v1")
 
 
-def peers(alpha: float, few: bool) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """Other people's implementations that can be imported here; the package's exact solver alone if `few`."""
+def peers(alpha: float, every: bool) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """Other people's implementations that can be imported here; slow ones too if `every`."""
     found: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
     try:
         import entmax as package
 
-        if alpha == 1.5:
-            found["entmax package, exact"] = lambda x: package.entmax15(x, dim=-1, k=None)
-            found["entmax package, exact, k=100"] = lambda x: package.entmax15(x, dim=-1, k=100)
-        elif alpha == 2.0:
-            found["entmax package, exact"] = lambda x: package.sparsemax(x, dim=-1, k=None)
-            found["entmax package, exact, k=100"] = lambda x: package.sparsemax(x, dim=-1, k=100)
-        if not few:
+        exact = {1.5: package.entmax15, 2.0: package.sparsemax}.get(alpha)
+        if exact is not None:
+            found["entmax package, exact"] = lambda x: exact(x, dim=-1, k=None)
+            found["entmax package, exact, k=100"] = lambda x: exact(x, dim=-1, k=100)
+        if every or exact is None:
             found["entmax package, bisection"] = lambda x: package.entmax_bisect(x, alpha=alpha, dim=-1)
     except ImportError as error:
         print("entmax package:", error)
-    if few:
-        return found
     try:
         import adasplash
 
-        found["AdaSplash triton_entmax v1"] = lambda x: adasplash.triton_entmax_v1(x, alpha=alpha, fast_math=False)
+        if every:
+            found["AdaSplash triton_entmax v1"] = lambda x: adasplash.triton_entmax_v1(x, alpha=alpha, fast_math=False)
         found["AdaSplash triton_entmax v2"] = lambda x: adasplash.triton_entmax_v2(x, alpha=alpha)
     except ImportError as error:
         print("AdaSplash:", error)
@@ -76,15 +74,14 @@ def error_of(p: torch.Tensor, x: torch.Tensor, alpha: float) -> tuple[float, flo
 def rows_of(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     device = torch.cuda.get_device_name()
     shapes = SHAPES[:1] + SHAPES[-1:] if args.quick else SHAPES
-    for rows, n in shapes:
-        for dtype in (torch.bfloat16, torch.float32):
-            for alpha, kind in ((1.5, "normal"), (2.0, "normal"), (1.3, "normal"), (1.5, "peaked"), (1.5, "flat")):
-                if kind != "normal" and dtype != torch.bfloat16:
+    cases = [(1.5, "normal"), (1.3, "normal"), (2.0, "normal"), (1.5, "peaked"), (1.5, "flat")]
+    for alpha, kind in cases:
+        for rows, n in shapes:
+            for dtype in (torch.bfloat16, torch.float32):
+                if kind != "normal" and dtype != torch.float32:
                     continue
                 x = scores(kind, rows, n, dtype)
-                every = {"ours": lambda x, a=alpha: entmax(x, a)}
-                if alpha != 1.3 or not args.quick:
-                    every |= peers(alpha, args.quick and kind != "normal")
+                every = {"ours": lambda x, a=alpha: entmax(x, a), **peers(alpha, args.all)}
                 every["copy"] = lambda x: x.clone()
                 for name, function in every.items():
                     row: dict[str, object] = {
@@ -108,7 +105,7 @@ def timed(
         if not worst <= allowed:
             return found | {"ms": "", "low": "", "high": "", "both_ms": "", "note": "wrong"}
         took = measure(lambda: function(x), budget)
-        both, note = backward_of(function, x, budget) if name != "copy" else ("", "")
+        both, note = backward_of(function, x, budget) if name in WITH_BACKWARD else ("", "")
         return found | {
             "ms": f"{took.median:.4f}", "low": f"{took.low:.4f}", "high": f"{took.high:.4f}", "both_ms": both,
             "note": took.method + note,
@@ -180,6 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, help="CSV to write")
     parser.add_argument("--quick", action="store_true", help="the two ends of the shapes only")
+    parser.add_argument("--all", action="store_true", help="the peers' slow implementations too")
     parser.add_argument("--sweep", action="store_true", help="time launch shapes instead")
     parser.add_argument("--budget", type=float, default=30.0, help="milliseconds of timing a number")
     args = parser.parse_args()

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ..attention.backward import _narrow_dot
-from ..primitives import SIZES, dot, load_rows, narrow, sequence
+from ..primitives import SIZES, dot, fast_log2, load_rows, narrow, sequence
 
 # Values of PRUNE.
 SOFT, DROP, RENORMALIZE, EXACT = (tl.constexpr(i) for i in range(4))
@@ -31,12 +31,12 @@ def suppressed(s, tau, slope):
 
 
 @triton.jit
-def effective(s, tau, slope, WEIGHT: tl.constexpr, PRUNE: tl.constexpr):
+def effective(s, tau, slope, WEIGHT: tl.constexpr, PRUNE: tl.constexpr, UPCAST: tl.constexpr):
     """The effective score times log2 e."""
     if PRUNE == EXACT:
         return s * LOG2E
     inverse = suppressed(s, tau, slope)
-    return s * LOG2E - tl.log2(inverse) if WEIGHT else (s * LOG2E) / inverse
+    return s * LOG2E - fast_log2(inverse, UPCAST) if WEIGHT else (s * LOG2E) / inverse
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def _forward_tile(
     k = load_rows(K, start, k_len, cols, D, D, DP, BN, MASKED)
     v = load_rows(V, start, k_len, vcols, E, E, EP, BN, MASKED)
     s = scale * dot(q, tl.trans(k), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
-    y = effective(s, tau[:, None], slope, WEIGHT, PRUNE)
+    y = effective(s, tau[:, None], slope, WEIGHT, PRUNE, UPCAST)
     above = s >= tau[:, None]
     if MASKED:
         y = tl.where(_visible(start + tl.arange(0, BN), k_len, pos, CAUSAL), y, float("-inf"))
@@ -126,8 +126,9 @@ def elastic_forward(
 
 @triton.jit
 def _score_gradient(
-    s, dp, seen, tau, lse, delta, slope, WEIGHT: tl.constexpr, PRUNE: tl.constexpr, MASKED: tl.constexpr
-):
+    s, dp, seen, tau, lse, delta, slope, WEIGHT: tl.constexpr, PRUNE: tl.constexpr, MASKED: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
     """The weight of values, ds, and dy times what the derivatives to tau and the sharpness share.
 
     With bend = s m (1 - m) for the reading "logit" and 1 - m for "weight", dy/ds is m + slope bend or 1 + slope bend,
@@ -140,7 +141,7 @@ def _score_gradient(
         inverse = suppressed(s, tau, slope)
         m = 1.0 / inverse
         if WEIGHT:
-            y = s * LOG2E - tl.log2(inverse)
+            y = s * LOG2E - fast_log2(inverse, UPCAST)
             bend = 1.0 - m
             by_s = 1.0 + slope * bend
         else:
@@ -173,7 +174,9 @@ def _query_tile(
     s = scale * dot(q, tl.trans(k), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
     dp = dot(do, tl.trans(v), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
     seen = _visible(start + tl.arange(0, BN), k_len, pos, CAUSAL)
-    _, ds, bent = _score_gradient(s, dp, seen, tau[:, None], lse[:, None], delta[:, None], slope, WEIGHT, PRUNE, MASKED)
+    _, ds, bent = _score_gradient(
+        s, dp, seen, tau[:, None], lse[:, None], delta[:, None], slope, WEIGHT, PRUNE, MASKED, UPCAST
+    )
     dtau -= tl.sum(bent, 1)
     dslope += tl.sum(bent * (s - tau[:, None]), 1)
     return _narrow_dot(ds, k, dq, PREC, WIDE, UPCAST), dtau, dslope
@@ -277,7 +280,7 @@ def elastic_keys(
             if CAUSAL:
                 seen = seen & (keys[:, None] <= (rows + off)[None, :])
             p, ds, _ = _score_gradient(
-                s, dp, seen, tau[None, :], lse[None, :], delta[None, :], slope, WEIGHT, PRUNE, True
+                s, dp, seen, tau[None, :], lse[None, :], delta[None, :], slope, WEIGHT, PRUNE, True, UPCAST
             )
             dk = _narrow_dot(ds, q, dk, PREC, WIDE, UPCAST)
             dv = _narrow_dot(p, do, dv, PREC, WIDE, UPCAST)

@@ -78,7 +78,8 @@ def entmax(
     power = round(1.0 / (number - 1.0)) if closed and method != "newton" and number is not None else 0
     if rows is None:
         rows = torch.full((1,), number, dtype=_wide(x), device=x.device) if power == 0 and number is not None else None
-    p = entmax_forward(flat, rows, power, chosen)
+    low, high = (1.0, math.inf) if number is None else (number, number)
+    p = entmax_forward(flat, rows, power, low, high, chosen)
     return p.reshape(moved.shape).movedim(-1, dim)
 
 

@@ -29,7 +29,7 @@ class Shape(NamedTuple):
 
 def whole(n: int, power: int) -> Shape | None:
     """The program for whole rows of ``n``, or None above what registers hold; found on an H200."""
-    if INTERPRETED and n > 2048:
+    if INTERPRETED and n > 512:
         return None  # the same kernels, at sizes that the interpreter can run
     if n > (32768 if power else 8192):
         return None
@@ -47,42 +47,46 @@ def group(x: torch.Tensor) -> int:
 
 def parts(n: int) -> Shape:
     """The program for a part of a row of ``n``."""
-    return Shape(1, 1024, 4) if INTERPRETED else Shape(1, 16384, 16)
+    return Shape(1, 512, 4) if INTERPRETED else Shape(1, 16384, 16)
 
 
-def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int) -> torch.Tensor:
-    """Weights (R, n) of rows; ``alpha`` (1,) or (R,) in float32, or a closed-form ``power``."""
+def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float, high: float) -> torch.Tensor:
+    """Weights (R, n) of rows; ``alpha`` (1,) or (R,) in [low, high], or a closed-form ``power``."""
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, n = x.shape
     p = torch.empty((rows, n), dtype=x.dtype, device=x.device)
     steps = alpha.float().contiguous() if alpha is not None else p
     stride = 0 if alpha is None or alpha.shape[0] == 1 else 1
+    kind: dict[str, object] = {
+        "POWER": power, "STEEP": power == 0 and high > 2.0, "PLAIN": low >= 1.1, "MOST": _MOST, "UPCAST": INTERPRETED
+    }  # fmt: skip
     shape = whole(n, power)
     if shape is not None:
         rows_forward[(triton.cdiv(rows, shape.rows),)](
-            x, p, steps, rows, n, x.stride(0), stride, BLOCK=shape.block, R=shape.rows, GROUP=group(x), POWER=power,
-            MOST=_MOST, UPCAST=INTERPRETED, num_warps=shape.warps,
+            x, p, steps, rows, n, x.stride(0), stride, BLOCK=shape.block, R=shape.rows, GROUP=group(x), **kind,
+            num_warps=shape.warps,
         )  # fmt: skip
         return p
     shape = parts(n)
     count = triton.cdiv(n, shape.block)
     padded = triton.next_power_of_2(count)
-    capacity = max(16, min(shape.block, (2048 if INTERPRETED else _SLOTS) // padded))
+    capacity = max(16, min(shape.block, (512 if INTERPRETED else _SLOTS) // padded))
     scores = torch.empty((rows, count, capacity), dtype=torch.float32, device=x.device)
     places = torch.empty((rows, count, capacity), dtype=torch.int32, device=x.device)
     counts = torch.empty((rows, count), dtype=torch.int32, device=x.device)
     tops = torch.empty((rows, count), dtype=torch.float32, device=x.device)
     parts_forward[(rows * count,)](
         x, p, steps, scores, places, counts, tops, n, count, x.stride(0), stride, BLOCK=shape.block,
-        GROUP=group(x), CAPACITY=capacity, POWER=power, MOST=_PART_STEPS, UPCAST=INTERPRETED, num_warps=shape.warps,
+        GROUP=group(x), CAPACITY=capacity, POWER=power, PLAIN=kind["PLAIN"], MOST=_PART_STEPS, UPCAST=INTERPRETED,
+        num_warps=shape.warps,
     )  # fmt: skip
     join_forward[(rows,)](
-        p, steps, scores, places, counts, n, count, stride, PARTS_P=padded, CAPACITY=capacity, POWER=power,
-        MOST=_MOST, UPCAST=INTERPRETED, num_warps=min(16, max(4, padded * capacity // 1024)),
+        p, steps, scores, places, counts, n, count, stride, PARTS_P=padded, CAPACITY=capacity, **kind,
+        num_warps=min(16, max(4, padded * capacity // 1024)),
     )  # fmt: skip
     passes_forward[(rows,)](
         x, p, steps, counts, tops, n, count, x.stride(0), stride, PARTS_P=padded, BLOCK=shape.block,
-        CAPACITY=capacity, POWER=power, MOST=_MOST, UPCAST=INTERPRETED, num_warps=shape.warps,
+        CAPACITY=capacity, **kind, num_warps=shape.warps,
     )  # fmt: skip
     return p
 

@@ -13,22 +13,23 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _forward(x: Tensor, alpha: Tensor | None, power: int, implementation: str) -> Tensor:
+def _forward(x: Tensor, alpha: Tensor | None, power: int, low: float, high: float, implementation: str) -> Tensor:
     """Weights of rows (R, n), contiguous.
 
-    ``alpha`` is (1,) or (R,) in float32 or float64; without it ``power`` = 1 / (alpha - 1) is 1 or 2.
+    ``alpha`` is (1,) or (R,) in float32 or float64, known to lie in [low, high]; without
+    it ``power`` = 1 / (alpha - 1) is 1 or 2.
     """
     if implementation == "triton":
         from . import launch
 
-        return launch.forward(x, alpha, power)
+        return launch.forward(x, alpha, power, low, high)
     with torch.autocast(x.device.type, enabled=False):
         if implementation == "reference":
             return reference.solve(x.to(_wide(x)), alpha, power).to(x.dtype)
         return chunked.forward(x, alpha, power)
 
 
-def _fake_forward(x, alpha, power, implementation):
+def _fake_forward(x, alpha, power, low, high, implementation):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -54,7 +55,7 @@ def _fake_gradients(grad, p, alpha, power, wants_alpha, implementation):
 
 
 def _setup(ctx, inputs, output) -> None:
-    _, alpha, power, implementation = inputs
+    _, alpha, power, _, _, implementation = inputs
     ctx.static = (power, implementation)
     ctx.save_for_backward(output, alpha)
     ctx.set_materialize_grads(False)
@@ -62,12 +63,12 @@ def _setup(ctx, inputs, output) -> None:
 
 def _backward(ctx, grad):
     if grad is None:
-        return (None,) * 4
+        return (None,) * 6
     p, alpha = ctx.saved_tensors
     power, implementation = ctx.static
     wants_alpha = alpha is not None and ctx.needs_input_grad[1]
     dx, dalpha = entmax_backward(grad, p, alpha, power, wants_alpha, implementation)
-    return dx, dalpha if wants_alpha else None, None, None
+    return dx, dalpha if wants_alpha else None, None, None, None, None
 
 
 entmax_forward = _register("entmax_forward", _forward, _fake_forward)

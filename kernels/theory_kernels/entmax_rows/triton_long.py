@@ -7,7 +7,6 @@ more than ``CAPACITY`` scores (a flat one) is read again, pass by pass, by a thi
 two runs agree bit for bit.
 """
 
-# ruff: noqa: SIM102 - branches on compile-time flags stay apart from branches on data
 # mypy: disable-error-code="no-untyped-def"
 # Arguments of jitted functions are pointers and tiles that Python has no types for.
 from __future__ import annotations
@@ -25,6 +24,7 @@ from .triton_rows import (
     general_weights,
     group_tops,
     row_weights,
+    share_between,
     slopes,
     solve_some_closed,
     solve_some_general,
@@ -37,8 +37,8 @@ _SLACK = tl.constexpr(1e-5)
 @triton.jit
 def parts_forward(
     X, P, ALPHA, SCORES, PLACES, COUNTS, TOPS, N, PARTS, stride, alpha_stride,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr, CAPACITY: tl.constexpr, POWER: tl.constexpr, MOST: tl.constexpr,
-    UPCAST: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, CAPACITY: tl.constexpr, POWER: tl.constexpr, PLAIN: tl.constexpr,
+    MOST: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     row, part = (program // PARTS).to(tl.int64), program % PARTS
@@ -49,7 +49,7 @@ def parts_forward(
     u = z - top[:, None]
     if POWER == 0:
         eps = tl.load(ALPHA + row * alpha_stride + tl.zeros([1], tl.int32)) - 1.0
-        lam = solve_some_general(tops, top, eps, BLOCK, MOST)
+        lam = solve_some_general(tops, top, eps, BLOCK, PLAIN, MOST, UPCAST)
         # u exp(-eps lam) eps > -1, a little below: all for softmax.
         bound = tl.where(eps > 0.0, -(1.0 + _SLACK) * tl.exp(eps * lam) / tl.where(eps > 0.0, eps, 1.0), float("-inf"))
     else:
@@ -69,7 +69,8 @@ def parts_forward(
 @triton.jit
 def join_forward(
     P, ALPHA, SCORES, PLACES, COUNTS, N, PARTS, alpha_stride, PARTS_P: tl.constexpr,
-    CAPACITY: tl.constexpr, POWER: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr,
+    CAPACITY: tl.constexpr, POWER: tl.constexpr, STEEP: tl.constexpr, PLAIN: tl.constexpr, MOST: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     each = tl.arange(0, PARTS_P)
@@ -84,7 +85,7 @@ def join_forward(
     eps = tl.zeros([1], tl.float32)
     if POWER == 0:
         eps = tl.load(ALPHA + row * alpha_stride + tl.zeros([1], tl.int32)) - 1.0
-    p = tl.ravel(row_weights(z, eps, 4, POWER, MOST, UPCAST))
+    p = tl.ravel(row_weights(z, eps, 4, POWER, STEEP, PLAIN, MOST, UPCAST))
     col = tl.load(PLACES + at, mask=held, other=0)
     tl.store(P + row * N + col, narrow(p, P.dtype.element_ty, UPCAST), mask=held)
 
@@ -92,7 +93,8 @@ def join_forward(
 @triton.jit
 def passes_forward(
     X, P, ALPHA, COUNTS, TOPS, N, PARTS, stride, alpha_stride, PARTS_P: tl.constexpr, BLOCK: tl.constexpr,
-    CAPACITY: tl.constexpr, POWER: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr,
+    CAPACITY: tl.constexpr, POWER: tl.constexpr, STEEP: tl.constexpr, PLAIN: tl.constexpr, MOST: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     each = tl.arange(0, PARTS_P)
@@ -118,7 +120,7 @@ def passes_forward(
             z = tl.load(at + start + col, mask=start + col < N, other=float("-inf")).to(tl.float32)[None, :]
             z = tl.where(bad > 0, 0.0, z)
             if POWER == 0:
-                p, steep = general_weights(z - top[:, None], lam, eps)
+                p, steep = general_weights(z - top[:, None], lam, eps, PLAIN, UPCAST)
                 total += tl.sum(p, 1)
                 slope += tl.sum(steep, 1)
             else:
@@ -132,23 +134,25 @@ def passes_forward(
             step = closed_step(total, slope, POWER)
             going = tl.max((step > 4.8e-7 * b).to(tl.int32), 0)
         count += 1
-    below, above = tl.zeros_like(top), tl.zeros_like(top)
-    if POWER == 0:
-        if tl.max(eps, 0) > 1.0:
-            for start in range(0, N, BLOCK):
-                z = tl.load(at + start + col, mask=start + col < N, other=float("-inf")).to(tl.float32)[None, :]
-                z = tl.where(bad > 0, 0.0, z)
-                less, _ = general_weights(z - top[:, None], low, eps)
-                more, _ = general_weights(z - top[:, None], high, eps)
-                below += tl.sum(less, 1)
-                above += tl.sum(more, 1)
+    share = tl.zeros_like(top)
+    if STEEP:
+        low, high = tl.where(eps > 1.0, low, lam), tl.where(eps > 1.0, high, lam)
+        below, above = tl.zeros_like(top), tl.zeros_like(top)
+        for start in range(0, N, BLOCK):
+            z = tl.load(at + start + col, mask=start + col < N, other=float("-inf")).to(tl.float32)[None, :]
+            z = tl.where(bad > 0, 0.0, z)
+            less, _ = general_weights(z - top[:, None], low, eps, False, UPCAST)
+            more, _ = general_weights(z - top[:, None], high, eps, False, UPCAST)
+            below += tl.sum(less, 1)
+            above += tl.sum(more, 1)
+        share = share_between(below, above)
     for start in range(0, N, BLOCK):
         z = tl.load(at + start + col, mask=start + col < N, other=float("-inf")).to(tl.float32)[None, :]
         z = tl.where(bad > 0, 0.0, z)
-        if POWER == 0:
-            p, _ = general_weights(z - top[:, None], lam, eps)
-            if tl.max(eps, 0) > 1.0:
-                p = between_ends(z - top[:, None], low, high, below, above, eps)
+        if STEEP:
+            p = between_ends(z - top[:, None], low, high, share, eps, UPCAST)
+        elif POWER == 0:
+            p, _ = general_weights(z - top[:, None], lam, eps, PLAIN, UPCAST)
         else:
             base = tl.maximum((b[:, None] + (z - top[:, None]) * (1.0 / POWER)) - step[:, None], 0.0)
             p = base if POWER == 1 else base * base

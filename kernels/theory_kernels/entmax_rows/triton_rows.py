@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import narrow
+from ..primitives import fast_log2, narrow
 
 
 @triton.jit
@@ -30,18 +30,27 @@ def log1p(x):
 
 
 @triton.jit
-def general_weights(u, lam, eps):
-    """p and p / (1 + eps u exp(-eps lam)) of u = x - max (R, n), lam and eps (R,)."""
+def general_weights(u, lam, eps, PLAIN: tl.constexpr, UPCAST: tl.constexpr):
+    """p and p / (1 + eps u exp(-eps lam)) of u = x - max (R, n), lam and eps (R,).
+
+    PLAIN, for eps of at least 0.1, takes the logarithm of 1 + x as it is: its rounding over eps stays below 2^-19.
+    """
     # Kept finite, so that 0 times it is 0: only scores within 1e-26 of the maximum could tell.
     rate = (eps * tl.exp(tl.minimum(-eps * lam, 60.0)))[:, None]
     ratio = tl.where(u > float("-inf"), u, 0.0) * rate
-    alive = ratio > -1.0
+    alive = (ratio > -1.0) & (u > float("-inf"))
     ratio = tl.where(alive, ratio, 0.0)
-    soft = eps <= 0.0
-    logs = log1p(ratio) / tl.where(soft, 1.0, eps)[:, None]
-    logs = tl.where(soft[:, None], u, logs)
-    p = tl.where(alive & (u > float("-inf")), tl.exp(lam[:, None] + logs), 0.0)
-    return p, p / (1.0 + ratio)
+    if PLAIN:
+        inner = 1.0 + ratio
+        p = tl.exp2(lam[:, None] * 1.4426950408889634 + fast_log2(inner, UPCAST) * (1.0 / eps)[:, None])
+    else:
+        inner = 1.0 + ratio
+        soft = eps <= 0.0
+        logs = log1p(ratio) * (1.0 / tl.where(soft, 1.0, eps))[:, None]
+        logs = tl.where(soft[:, None], tl.where(alive, u, 0.0), logs)
+        p = tl.exp(lam[:, None] + logs)
+    p = tl.where(alive, p, 0.0)
+    return p, p / inner
 
 
 @triton.jit
@@ -101,12 +110,12 @@ def general_step(total, slope, lam, low, high, eps):
 
 
 @triton.jit
-def solve_general(u, lam, low, eps, MOST: tl.constexpr):
+def solve_general(u, lam, low, eps, PLAIN: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr):
     """lam (R,), and the ends of its bracket: F <= 1 at the low one, F >= 1 at the high one."""
     high = lam
     going, count = 1, 0
     while (going > 0) & (count < MOST):
-        p, steep = general_weights(u, lam, eps)
+        p, steep = general_weights(u, lam, eps, PLAIN, UPCAST)
         lam, low, high, done = general_step(tl.sum(p, 1), tl.sum(steep, 1), lam, low, high, eps)
         going = tl.max((done == 0).to(tl.int32), 0)
         count += 1
@@ -114,28 +123,33 @@ def solve_general(u, lam, low, eps, MOST: tl.constexpr):
 
 
 @triton.jit
-def between_ends(u, low, high, below, above, eps):
-    """Weights between those at the ends of a bracket, whose sums are ``below`` and ``above``, that sum to one."""
-    less, _ = general_weights(u, low, eps)
-    more, _ = general_weights(u, high, eps)
+def share_between(below, above):
+    """How far from weights of sum ``below`` towards those of sum ``above`` the sum is one."""
     part = (1.0 - below) / tl.where(above > below, above - below, 1.0)
-    part = tl.where(above > below, tl.minimum(tl.maximum(part, 0.0), 1.0), 0.0)
-    return less + part[:, None] * (more - less)
+    return tl.where(above > below, tl.minimum(tl.maximum(part, 0.0), 1.0), 0.0)
 
 
 @triton.jit
-def bracketed_weights(u, lam, low, high, eps):
-    """Weights at lam; for alpha > 2 between those of the bracket's ends, so that they sum to one.
+def between_ends(u, low, high, share, eps, UPCAST: tl.constexpr):
+    """Weights between those at the ends of a bracket."""
+    less, _ = general_weights(u, low, eps, False, UPCAST)
+    more, _ = general_weights(u, high, eps, False, UPCAST)
+    return less + share[:, None] * (more - less)
+
+
+@triton.jit
+def bracketed_weights(u, lam, low, high, eps, STEEP: tl.constexpr, PLAIN: tl.constexpr, UPCAST: tl.constexpr):
+    """Weights at lam; for alpha > 2 (STEEP) between those of the bracket's ends, so that they sum to one.
 
     There a weight at the threshold moves by (2^-23)^(1/eps) within lam's last digit, 0.17 at alpha = 10.
     """
-    p, _ = general_weights(u, lam, eps)
-    if tl.max(eps, 0) > 1.0:
-        less, _ = general_weights(u, low, eps)
-        more, _ = general_weights(u, high, eps)
-        steep = between_ends(u, low, high, tl.sum(less, 1), tl.sum(more, 1), eps)
-        p = tl.where((eps > 1.0)[:, None], steep, p)
-    return p
+    if STEEP:
+        # At alpha <= 2 both ends are lam.
+        low, high = tl.where(eps > 1.0, low, lam), tl.where(eps > 1.0, high, lam)
+        less, _ = general_weights(u, low, eps, False, UPCAST)
+        more, _ = general_weights(u, high, eps, False, UPCAST)
+        return less + share_between(tl.sum(less, 1), tl.sum(more, 1))[:, None] * (more - less)
+    return general_weights(u, lam, eps, PLAIN, UPCAST)[0]
 
 
 @triton.jit
@@ -171,15 +185,20 @@ def solve_some_closed(tops, top, POWER: tl.constexpr, MOST: tl.constexpr):
 
 
 @triton.jit
-def solve_some_general(tops, top, eps, COUNT: tl.constexpr, MOST: tl.constexpr):
+def solve_some_general(
+    tops, top, eps, COUNT: tl.constexpr, PLAIN: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr
+):
     """lam of a few scores of each row (R, groups), not passed: never below that of the whole row."""
     low = tl.zeros_like(top) - tl.log(tl.zeros_like(top) + COUNT)
-    _, _, lam = solve_general(tops - top[:, None], tl.zeros_like(top), low, eps, MOST)
+    _, _, lam = solve_general(tops - top[:, None], tl.zeros_like(top), low, eps, PLAIN, MOST, UPCAST)
     return lam
 
 
 @triton.jit
-def row_weights(z, eps, GROUP: tl.constexpr, POWER: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr):
+def row_weights(
+    z, eps, GROUP: tl.constexpr, POWER: tl.constexpr, STEEP: tl.constexpr, PLAIN: tl.constexpr, MOST: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
     """Weights of the rows of z (R, n), where -inf is masked.
 
     The threshold of some of the scores is never above the row's, and that of the maxima of small groups is nearly the
@@ -189,10 +208,10 @@ def row_weights(z, eps, GROUP: tl.constexpr, POWER: tl.constexpr, MOST: tl.const
     u = z - top[:, None]
     if POWER == 0:
         COUNT: tl.constexpr = z.shape[1]
-        lam = solve_some_general(tops, top, eps, COUNT, MOST)
+        lam = solve_some_general(tops, top, eps, COUNT, PLAIN, MOST, UPCAST)
         low = tl.zeros_like(top) - tl.log(tl.zeros_like(top) + COUNT)
-        lam, low, high = solve_general(u, lam, low, eps, MOST)
-        p = bracketed_weights(u, lam, low, high, eps)
+        lam, low, high = solve_general(u, lam, low, eps, PLAIN, MOST, UPCAST)
+        p = bracketed_weights(u, lam, low, high, eps, STEEP, PLAIN, UPCAST)
     else:
         d = u * (1.0 / POWER)
         b, _ = solve_some_closed(tops, top, POWER, MOST)
@@ -206,8 +225,8 @@ def row_weights(z, eps, GROUP: tl.constexpr, POWER: tl.constexpr, MOST: tl.const
 @triton.jit
 def rows_forward(
     X, P, ALPHA, ROWS, N, stride, alpha_stride,
-    BLOCK: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, POWER: tl.constexpr, MOST: tl.constexpr,
-    UPCAST: tl.constexpr,
+    BLOCK: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, POWER: tl.constexpr, STEEP: tl.constexpr,
+    PLAIN: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     col = tl.arange(0, BLOCK)
@@ -216,7 +235,7 @@ def rows_forward(
     eps = tl.zeros([R], tl.float32)
     if POWER == 0:
         eps = tl.load(ALPHA + row * alpha_stride, mask=row < ROWS, other=2.0) - 1.0
-    p = row_weights(z, eps, GROUP, POWER, MOST, UPCAST)
+    p = row_weights(z, eps, GROUP, POWER, STEEP, PLAIN, MOST, UPCAST)
     tl.store(P + row[:, None] * N + col[None, :], narrow(p, P.dtype.element_ty, UPCAST), mask=inside)
 
 
