@@ -9,6 +9,7 @@ import json
 import shutil
 import struct
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -347,3 +348,33 @@ def test_the_commands(texts, tmp_path):
     assert json.loads(shown.output)["sources"][0]["license"] == "PD"
     wrong = CliRunner().invoke(command, ["corpus", "build", str(texts), "--out", str(out), "--debs", "x"])
     assert "it goes with --debian" in str(wrong.exception)
+
+
+def test_an_interrupted_build_leaves_nothing(tmp_path, texts, monkeypatch):
+    from theory_lab.corpus import building
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(building, "_encode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(tmp_path / "out", Plan(sources=[str(texts)], vocabulary=300))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("package", "source", "message"),
+    [
+        ("tokenizers", "page.txt", r"tokenizers is not installed; pip install 'theory-lab\[corpus\]'"),
+        ("lxml", "page.html", r"lxml is not installed; pip install 'theory-lab\[corpus\]'"),
+        ("datasets", "owner/name", r"pip install 'theory-lab\[hub\]'"),
+    ],
+)
+def test_missing_packages_are_named(tmp_path, monkeypatch, package, source, message):
+    monkeypatch.setitem(sys.modules, package, None)
+    for name in ("page.txt", "page.html"):
+        (tmp_path / name).write_text("<p>" + "some words that make a text " * 20)
+    place = source if "/" in source else str(tmp_path / source)
+    with pytest.raises(InputError, match=message):
+        build_corpus(tmp_path / "out", Plan(sources=[place]))
+    assert not (tmp_path / "out").exists()

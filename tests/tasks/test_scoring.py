@@ -83,3 +83,16 @@ def test_levels_are_probabilities():
     for level in (0, 1, True, "x"):
         with pytest.raises(InputError, match="level"):
             proportion([1, 2], [2, 2], level)
+
+
+def test_the_harness_says_what_is_missing(monkeypatch):
+    import sys
+    from types import SimpleNamespace
+
+    from theory_lab.tasks.harness import run_harness
+
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(InputError, match=r"pip install 'theory-lab\[harness\]'"):
+        run_harness(SimpleNamespace(name="m", tokenizer=object()), ["piqa"])
+    with pytest.raises(InputError, match="a model with a tokenizer"):
+        run_harness(SimpleNamespace(name="m", tokenizer=None), ["piqa"])
