@@ -172,6 +172,15 @@ def test_predictions_that_are_no_numbers_are_wrong():
     assert "6 predictions are not finite" in result.notes[0]
 
 
+def test_long_texts_can_be_fewer():
+    model = loaded(llama())
+    found = evaluation.evaluate(model, TASK, [20, 40, 100], samples=6, most_tokens=90).rows
+    assert found.samples.tolist() == [4, 2, 1]
+    assert found.questions.tolist() == [8, 4, 2]
+    all_four = evaluation.evaluate(model, TASK, [20], samples=4).rows
+    assert all_four.loss[0] == pytest.approx(found.loss[0], rel=1e-6), "the first ones of the same"
+
+
 def test_results_of_finished_lengths_are_told_at_once():
     seen = []
     evaluation.evaluate(loaded(llama()), TASK, [20, 30], samples=2, on_row=lambda r: seen.append(len(r.rows)))

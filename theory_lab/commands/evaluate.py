@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 @click.option("--length", default="64", show_default=True, metavar="NUMBERS",
               help="Tokens of a sequence, such as 64:65536:x4.")  # fmt: skip
 @click.option("--samples", default="200", show_default=True, metavar="NUMBER", help="Sequences a length.")
+@click.option("--most-tokens", metavar="NUMBER",
+              help="Fewer sequences of long texts: so many tokens a length.")  # fmt: skip
 @click.option("--corpus", metavar="DIR", help="A corpus whose text surrounds a passkey or needle.")
 @click.option("--chunk", metavar="TOKENS", help="Tokens that pass through the model at a time; 0 for whole texts.")
 @click.option("--level", default="0.95", show_default=True, metavar="NUMBER", help="Confidence of each interval.")
@@ -66,6 +68,7 @@ def command(**options: Any) -> int:
     seed = one_whole(options["seed"], "seed")
     level = one_number(options["level"], "level")
     chunk = None if options["chunk"] is None else one_whole(options["chunk"], "chunk")
+    most = None if options["most_tokens"] is None else one_whole(options["most_tokens"], "most-tokens")
     if options["out"] is not None:
         _writer(options["out"])
         _claim(options["out"])
@@ -93,7 +96,15 @@ def command(**options: Any) -> int:
 
     try:
         result = evaluate(
-            model, task, lengths, samples=samples, chunk=chunk, level=level, progress=progress, on_row=keep
+            model,
+            task,
+            lengths,
+            samples=samples,
+            most_tokens=most,
+            chunk=chunk,
+            level=level,
+            progress=progress,
+            on_row=keep,
         )
     except (KeyboardInterrupt, TheoryLabError) as error:
         interrupted = isinstance(error, KeyboardInterrupt)

@@ -119,6 +119,7 @@ class Task(ABC):
         lengths: Sequence[int],
         *,
         samples: int = 200,
+        most_tokens: int | None = None,
         chunk: int | None = None,
         level: float = 0.95,
         progress: Progress | None = None,
@@ -126,7 +127,9 @@ class Task(ABC):
         """Let a model take the test; see :func:`theory_lab.tasks.evaluation.evaluate`."""
         from theory_lab.tasks.evaluation import evaluate
 
-        return evaluate(model, self, lengths, samples=samples, chunk=chunk, level=level, progress=progress)
+        return evaluate(
+            model, self, lengths, samples=samples, most_tokens=most_tokens, chunk=chunk, level=level, progress=progress
+        )
 
 
 def blank(size: int, length: int, fill: int) -> Examples:

@@ -67,6 +67,7 @@ def evaluate(
     lengths: Sequence[int],
     *,
     samples: int = 200,
+    most_tokens: int | None = None,
     chunk: int | None = None,
     level: float = 0.95,
     progress: Progress | None = None,
@@ -86,6 +87,8 @@ def evaluate(
         Tokens of a sequence.
     samples : int
         Sequences a length.
+    most_tokens : int, optional
+        Fewer sequences of long texts: as many as have so many tokens together, and at least one.
     chunk : int, optional
         Tokens a piece; 0 for whole texts; by default as many as keep the attention maps within 0.25 GiB on a CPU and
         2 GiB on a GPU at 16 bytes a weight.
@@ -114,6 +117,7 @@ def evaluate(
 
     level = check_level(level)
     samples = whole("samples", samples, 1)
+    most_tokens = None if most_tokens is None else whole("most_tokens", most_tokens, 1)
     chunk = None if chunk is None else whole("chunk", chunk, 0)
     lengths = [whole("length", length, 1) for length in lengths]
     if not lengths:
@@ -126,12 +130,14 @@ def evaluate(
     progress = progress or Silent()
     rows: list[dict[str, Any]] = []
     notes = _beyond(model, lengths)
-    progress.start(samples * len(lengths), 0, float(sum(samples * _cost(length) for length in lengths)))
-    for length in lengths:
+    counts = [samples if most_tokens is None else max(1, min(samples, most_tokens // length)) for length in lengths]
+    work = sum(count * _cost(length) for count, length in zip(counts, lengths, strict=True))
+    progress.start(sum(counts), 0, float(work))
+    for count, length in zip(counts, lengths, strict=True):
         started = time.perf_counter()
-        scores = _take(model, head, task, length, samples, chunk, progress)
+        scores = _take(model, head, task, length, count, chunk, progress)
         seconds = time.perf_counter() - started
-        rows.append(_row(model, task, length, samples, scores, level, seconds))
+        rows.append(_row(model, task, length, count, scores, level, seconds))
         if scores.not_finite:
             notes.append(f"length {length:,}: {scores.not_finite:,} predictions are not finite and count as wrong")
         if on_row is not None:

@@ -33,7 +33,9 @@ def print_result(result: TaskResult) -> None:
             f"{row['loss']:.3f}",
         )
     console.print(table)
-    console.print(f"{first.parameters}, {first.samples:,} sequences a length, seed {first.seed}", markup=False)
+    counts = result.rows.samples.tolist()
+    number = f"{counts[0]:,}" if len(set(counts)) == 1 else f"{min(counts):,} to {max(counts):,}"
+    console.print(f"{first.parameters}, {number} sequences a length, seed {first.seed}", markup=False)
     several = bool((result.rows.questions > result.rows.samples).any())
     console.print(
         "right: of questions" + (", clustered by sequence" if several else "") + "; all right: of sequences",
