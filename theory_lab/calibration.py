@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from theory_lab.attention.base import Scope
 from theory_lab.errors import InputError, hint
 from theory_lab.probes import texts
 from theory_lab.probes.plan import DEFAULT_MODEL
@@ -47,11 +48,13 @@ class Calibration:
     ----------
     model : str
     criterion, target : str, float
-        "mass": the largest pruned mass of a head on the calibration text; "loss": the relative rise of the loss there.
+        "mass": the largest pruned mass of a head on the calibration text; "loss": the relative rise of the loss there;
+        "learned": the model's own thresholds, which have no target (NaN, as the budget and the pruned mass).
     budget : float
         The pruned mass a head that the thresholds were set for.
     thresholds : tuple of tuple of float
-        By layer and head, in units of the logits; -inf where nothing may be dropped.
+        By layer and head, in units of the logits; -inf where nothing may be dropped. Learned ones differ by row:
+        means over the rows.
     pruned_mass : tuple of tuple of float
         On the calibration text, by layer and head: mean over rows of the weight below the threshold.
     length, block : int
@@ -215,6 +218,78 @@ def calibrate_thresholds(
     return run.all(chosen, others, target, criterion)
 
 
+def measure_learned(
+    model: str | Path | LoadedModel,
+    text: str | Text | Sequence[str | Text] | None = None,
+    *,
+    prune: str = "renormalize",
+    length: int = 512,
+    windows: int = 1,
+    block: int = 64,
+    seed: int = 0,
+    device: str = "cpu",
+    dtype: str = "float32",
+    progress: Progress | None = None,
+) -> Calibration:
+    """What hard pruning at the thresholds that a model has learned saves and costs.
+
+    Parameters
+    ----------
+    model : str, path or LoadedModel
+        A model whose layers attend by ETA (:mod:`theory_lab.models.lab`).
+    text : str, Text or a sequence of them, optional
+        To measure on. Default: the shipped texts.
+    prune : str
+        What the weights of survivors are: "drop", "renormalize" or "exact"; see :mod:`theory_lab.attention.eta`.
+    length, windows, block, seed, device, dtype, progress
+        As for :func:`calibrate_thresholds`.
+
+    Raises
+    ------
+    InputError
+        An argument out of range, a text too short, or a model without learned thresholds.
+    """
+    from theory_lab.attention.eta import PRUNINGS, ETALogit, ETAWeight
+    from theory_lab.models import load_model
+    from theory_lab.probes.watching import find_attention, watch
+
+    if prune not in PRUNINGS:
+        raise InputError("prune", prune, f"one of {', '.join(PRUNINGS)}")
+    loaded = load_model(model, device=device, dtype=dtype) if isinstance(model, (str, Path)) else model
+    found = {layer: getattr(module, "mechanism", None) for layer, (_, module) in find_attention(loaded.model).items()}
+    mechanisms = {layer: m for layer, m in found.items() if isinstance(m, (ETALogit, ETAWeight))}
+    if not mechanisms or len(mechanisms) < len(found):
+        raise InputError("model", loaded.name, "a model whose layers all attend by ETA: its thresholds are measured")
+    chosen = _as_texts(text) if text is not None else list(texts.shipped())
+    run = _Run(loaded, length, windows, seed, block, progress or Silent())
+    means: dict[int, list[torch.Tensor]] = {}
+    seen = Pruned(block)
+
+    def count(call: Any) -> None:
+        q = call.q.float()
+        scope = Scope(torch.empty(0), torch.empty(0), True, q.shape[-1], None, q)
+        tau = mechanisms[call.layer].thresholds(scope, q)[0, ..., 0].detach()
+        means.setdefault(call.layer, []).append(tau.mean(-1))
+        seen.add(call.layer, q, call.k, tau, call.scale)
+
+    before = {layer: m.prune for layer, m in mechanisms.items()}
+    windows_ = run.cut(chosen)
+    run.start(2 * len(windows_))
+    try:
+        plain = np.array([run.loss(window) for window in windows_])
+        for m in mechanisms.values():
+            m.prune = prune
+        with watch(loaded.model, count):
+            pruned = np.array([run.loss(window) for window in windows_])
+    finally:
+        for layer, m in mechanisms.items():
+            m.prune = before[layer]
+        run.stop()
+    tau = torch.stack([torch.stack(means[layer]).mean(0) for layer in sorted(means)])
+    none = torch.full_like(tau, math.nan)
+    return run.result("learned", math.nan, math.nan, tau, none, (), chosen, plain, pruned, seen)
+
+
 def _as_texts(given: str | Text | Sequence[str | Text]) -> list[Text]:
     many = [given] if isinstance(given, (str, Text)) else list(given)
     if not many:
@@ -232,29 +307,54 @@ class _Run:
         self._block, self._progress = block, progress
 
     def all(self, chosen: list[Text], others: list[Text], target: float, criterion: str) -> Calibration:
-        first, second = self._cut(chosen), self._cut(others)
+        first, second = self.cut(chosen), self.cut(others)
         search = _LOSS_STEPS * len(first) + len(first) if criterion == "loss" else 0
-        self._progress.start(len(first) + search + 2 * len(second), 0, len(first) + search + 2 * len(second))
+        self.start(len(first) + search + 2 * len(second))
         try:
             masses = self._masses(first)
             budget = target if criterion == "mass" else self._budget(masses, first, target)
             tau, lost = masses.thresholds(budget)
-            plain = np.array([self._loss(window) for window in second])
+            plain = np.array([self.loss(window) for window in second])
             seen = Pruned(self._block)
             with pruned_attention(self._loaded.model, tau, seen):
-                pruned = np.array([self._loss(window) for window in second])
+                pruned = np.array([self.loss(window) for window in second])
         finally:
-            self._progress.stop()
+            self.stop()
+        names = tuple(each.name for each in chosen)
+        return self.result(criterion, target, budget, tau, lost, names, others, plain, pruned, seen)
+
+    def start(self, passes: int) -> None:
+        """Say how many passes there will be."""
+        self._progress.start(passes, 0, float(passes))
+
+    def stop(self) -> None:
+        """Say that there are no more."""
+        self._progress.stop()
+
+    def result(
+        self,
+        criterion: str,
+        target: float,
+        budget: float,
+        tau: torch.Tensor,
+        lost: torch.Tensor,
+        names: tuple[str, ...],
+        others: list[Text],
+        plain: np.ndarray[Any, Any],
+        pruned: np.ndarray[Any, Any],
+        seen: Pruned,
+    ) -> Calibration:
+        """What was measured, with its interval."""
         low, high = _interval(pruned / plain - 1.0)
         density, blocks = seen.by_length()
         return Calibration(
             self._loaded.name, criterion, target, budget, _tuples(tau), _tuples(lost), self._length, self._block,
-            tuple(each.name for each in chosen), tuple(each.name for each in others), len(second), float(plain.mean()),
+            names, tuple(each.name for each in others), len(plain), float(plain.mean()),
             float(pruned.mean()), float((pruned / plain).mean() - 1.0), low, high, seen.saved_keys, seen.saved_blocks,
             seen.dead_rows, _tuples(seen.saved_by_head), density, blocks,
         )  # fmt: skip
 
-    def _cut(self, sources: list[Text]) -> list[Window]:
+    def cut(self, sources: list[Text]) -> list[Window]:
         special = texts.special_tokens(self._loaded.tokenizer)
         found = []
         for source in sources:
@@ -262,7 +362,7 @@ class _Run:
             found += texts.cut(source, ids, self._length, self._windows, self._seed, special)
         return found
 
-    def _loss(self, window: Window) -> float:
+    def loss(self, window: Window) -> float:
         """Nats a token of one window."""
         ids = torch.tensor([window.ids], device=self._loaded.model.device)
         with torch.no_grad():
@@ -286,12 +386,12 @@ class _Run:
 
     def _budget(self, masses: _Masses, windows: list[Window], target: float) -> float:
         """The largest pruned mass, on a logarithmic scale, at which the loss rises by at most the target."""
-        plain = np.mean([self._loss(window) for window in windows])
+        plain = np.mean([self.loss(window) for window in windows])
         low, high = math.log(1e-5), math.log(0.9)
         for _ in range(_LOSS_STEPS):
             middle = (low + high) / 2.0
             with pruned_attention(self._loaded.model, masses.thresholds(math.exp(middle))[0], None):
-                change = np.mean([self._loss(window) for window in windows]) / plain - 1.0
+                change = np.mean([self.loss(window) for window in windows]) / plain - 1.0
             low, high = (middle, high) if change <= target else (low, middle)
         return math.exp(low)
 

@@ -39,7 +39,8 @@ class Pruned:
         self._calls = 0
 
     def add(self, layer: int, q: torch.Tensor, k: torch.Tensor, tau: torch.Tensor, scale: float) -> None:
-        """Count one call: q (1, H, T, D), k (1, G, T, D), tau (H,)."""
+        """Count one call: q (1, H, T, D), k (1, G, T, D), tau (H,) or (H, T)."""
+        tau = tau.reshape(q.shape[1], -1).expand(-1, q.shape[2])
         heads, rows = q.shape[1:3]
         wide = k[0].float().repeat_interleave(heads // k.shape[1], 0)
         short = -rows % self._block
@@ -47,7 +48,7 @@ class Pruned:
         height = max(1, _SCORES // (heads * rows))
         for first in range(0, rows, height):
             stop = min(first + height, rows)
-            above = scale * (q[0, :, first:stop].float() @ wide.transpose(-1, -2)) >= tau[:, None, None]
+            above = scale * (q[0, :, first:stop].float() @ wide.transpose(-1, -2)) >= tau[:, first:stop, None]
             place = torch.arange(rows, device=q.device)
             above &= place[None, :] <= place[first:stop, None]
             kept.append(above.sum(-1))

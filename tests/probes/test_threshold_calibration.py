@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from probe_cases import WORDS, tiny_llama
 
-from theory_lab.calibration import Calibration, calibrate_thresholds, read_thresholds
+from theory_lab.calibration import Calibration, calibrate_thresholds, measure_learned, read_thresholds
 from theory_lab.errors import InputError
 from theory_lab.probes.texts import Text, as_text
 from theory_lab.probes.watching import watch
@@ -163,6 +163,51 @@ def test_intervals_and_files(loaded: SimpleNamespace, tmp_path) -> None:
         file.write_text(bad)
         with pytest.raises(InputError, match="thresholds"):
             read_thresholds(file)
+
+
+def elastic_model() -> SimpleNamespace:
+    from theory_lab.models.lab import LabForCausalLM, make_config
+
+    torch.manual_seed(0)
+    config = make_config(
+        "recall", "eta-logit", vocab_size=64, hidden_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        intermediate_size=24, num_hidden_layers=2, max_positions=256,
+    )  # fmt: skip
+    model = LabForCausalLM(config).eval().requires_grad_(False)
+    for layer in model.model.layers:
+        layer.attention.mechanism.b.copy_(torch.tensor([0.0, -0.5]))
+    return SimpleNamespace(**{**vars(tiny_llama()), "model": model, "heads": 2, "key_heads": 1, "name": "elastic"})
+
+
+@pytest.mark.parametrize("prune", ["renormalize", "exact"])
+def test_learned_thresholds_are_measured(prune: str) -> None:
+    loaded = elastic_model()
+    mechanisms = [layer.attention.mechanism for layer in loaded.model.model.layers]
+    found = measure_learned(loaded, SECOND, length=LENGTH, block=16, prune=prune)
+    assert [m.prune for m in mechanisms] == [None, None]
+    seen = []
+
+    def see(call) -> None:
+        full = call.scale * (call.q[0].double() @ call.k[0].double().mT)
+        w, b = mechanisms[call.layer].w.double(), mechanisms[call.layer].b.double()
+        tau = torch.sigmoid((call.q[0].double() * w[:, None]).sum(-1) + b[:, None])
+        assert found.thresholds[call.layer] == pytest.approx(tau.mean(-1).tolist(), abs=1e-5)
+        kept = (full >= tau[..., None]).tril()
+        seen.append(1.0 - kept.sum((-1, -2)) / (LENGTH * (LENGTH + 1) / 2))
+
+    with watch(loaded.model, see, layers=[0]), torch.no_grad():
+        loaded.model(input_ids=window(loaded, SECOND), use_cache=False)
+    assert found.saved_by_head[0] == pytest.approx(seen[0].tolist(), abs=1e-3)
+    assert found.criterion == "learned"
+    assert json.loads(found.to_json())["target"] is None
+    assert found.pruned_loss != found.loss
+
+
+def test_only_learned_thresholds_are_measured(loaded: SimpleNamespace) -> None:
+    with pytest.raises(InputError, match="attend by ETA"):
+        measure_learned(loaded, SECOND, length=LENGTH)
+    with pytest.raises(InputError, match="prune"):
+        measure_learned(loaded, SECOND, length=LENGTH, prune="all")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
               "text.")  # fmt: skip
 @click.option("--criterion", default="mass", show_default=True, type=click.Choice(["mass", "loss"]),
               help="What the target bounds.")  # fmt: skip
+@click.option("--learned", is_flag=True,
+              help="Measure the thresholds that a model trained with ETA has learned, and set none.")  # fmt: skip
 @click.option("--length", default="1024", show_default=True, metavar="NUMBER", help="Tokens of a window.")
 @click.option("--windows", default="1", show_default=True, metavar="NUMBER", help="Windows cut from each text.")
 @click.option("--block", default="64", show_default=True, metavar="NUMBER", help="Keys read or skipped together.")
@@ -63,21 +65,25 @@ def command(**options: Any) -> int:
         raise InputError("text", "-", "standard input can be read once")
     if importlib.util.find_spec("torch") is None:
         raise InputError("calibrate", "torch is not installed", "pip install 'theory-lab[models]'")
-    from theory_lab.calibration import calibrate_thresholds
+    from theory_lab.calibration import calibrate_thresholds, measure_learned
     from theory_lab.probes.plan import DEFAULT_MODEL
     from theory_lab.probes.texts import read_text
     from theory_lab.progress import make_progress
     from theory_lab.store import write_whole
 
     _check_out(options["out"])
+    model, progress = options["model"] or DEFAULT_MODEL, make_progress(options["quiet"], "calibrating", "passes")
+    sources = [read_text(path) for path in options["texts"]] or None
+    held_out = [read_text(path) for path in options["held_out"]] or None
     try:
-        found = calibrate_thresholds(
-            options["model"] or DEFAULT_MODEL,
-            [read_text(path) for path in options["texts"]] or None,
-            held_out=[read_text(path) for path in options["held_out"]] or None,
-            progress=make_progress(options["quiet"], "calibrating", "passes"),
-            **arguments,
-        )
+        if options["learned"]:
+            for name in ("target", "criterion", "trust_remote_code"):
+                arguments.pop(name)
+            if sources is not None:
+                raise InputError("text", "--learned", "nothing is calibrated: name texts to measure on by --held-out")
+            found = measure_learned(model, held_out, progress=progress, **arguments)
+        else:
+            found = calibrate_thresholds(model, sources, held_out=held_out, progress=progress, **arguments)
     except KeyboardInterrupt:
         fail("interrupted; nothing was written")
         return EXIT_INTERRUPTED
@@ -116,12 +122,15 @@ def _lines(found: Calibration) -> list[str]:
     if found.change_low == found.change_low:
         interval = f" [{100 * found.change_low:+.2f}%, {100 * found.change_high:+.2f}%]"
     rows = found.rows()
+    learned = found.criterion == "learned"
+    source = "learned with the model" if learned else f"from {', '.join(found.calibration_texts)}"
+    mass = f"mass a head may lose     {100 * found.budget:.3g}%"
+    mass += f" (loss target {100 * found.target:.3g}%)" if found.criterion == "loss" else ""
     lines = [
-        f"{found.model}: thresholds of {len(rows)} heads from {', '.join(found.calibration_texts)}",
+        f"{found.model}: thresholds of {len(rows)} heads {source}",
         f"measured on {found.windows} windows of {found.length:,} tokens from {', '.join(found.held_out_texts)}",
         "",
-        f"mass a head may lose     {100 * found.budget:.3g}%"
-        + (f" (loss target {100 * found.target:.3g}%)" if found.criterion == "loss" else ""),
+        *([] if learned else [mass]),
         f"keys not computed        {100 * found.saved_keys:.1f}%",
         f"blocks of {found.block} not read    {100 * found.saved_blocks:.1f}%",
         f"rows without a key       {100 * found.dead_rows:.3g}%",
