@@ -325,6 +325,17 @@ def test_lists_hold_the_support(device: torch.device, triton: str, monkeypatch: 
     assert int(counts.clamp_min(0).sum()) <= 2 * int(sum(alive[64 * b : 64 * b + 64].any(0).sum() for b in range(3)))
 
 
+def test_lists_are_bounded() -> None:
+    """Lists grow with the length, not its square; packed sequences of unknown lengths do without."""
+    from theory_kernels.entmax_attention.plan import make_plan
+
+    for t in (16_384, 131_072):
+        x = torch.empty((1, 12, t, 64), dtype=BF16, device="meta")
+        assert make_plan("triton", 1, x, x, t, t, True, None).items == (12, t // 64, 4096 + 64 + 128)
+        assert not make_plan("triton", 32, x, x, t, t, True, None).listed
+        assert make_plan("triton", 32, x, x, t // 32, t // 32, True, 0).listed
+
+
 def test_blocks_that_overflow_walk_everything(
     device: torch.device, triton: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

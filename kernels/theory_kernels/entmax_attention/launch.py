@@ -99,6 +99,14 @@ class _Call:
     def empty(self) -> bool:
         return min(self.heads, self.t, self.s, self.geometry.max_q, self.geometry.max_k) == 0
 
+    @property
+    def few(self) -> bool:
+        """Few rows a key head, and scores that take no more than keys and values: packed lengths may be unknown."""
+        bound = self.geometry
+        scores = 4 * self.heads * bound.max_q * bound.max_k
+        given = self.k.shape[0] * self.g * self.s * (self.d + self.e) * self.k.element_size()
+        return bound.max_q * (self.h // self.g) <= FEW_ROWS and scores <= given
+
     def like(self, x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         """An output: only ragged layouts leave rows unwritten, so only they pay for zeros."""
         return (torch.zeros if self.ragged else torch.empty)(shape, dtype=x.dtype, device=x.device)
@@ -160,7 +168,7 @@ def forward(
     if call.empty:
         none = v.new_zeros(shape if keep else (0, 0, 0, 0))
         return v.new_zeros(shape), none, rows, items, counts
-    if not keep and geometry.max_q * (call.h // call.g) <= FEW_ROWS:
+    if not keep and call.few:
         return _few_rows(call, mode), v.new_empty((0, 0, 0, 0)), rows, items, counts
     out = call.like(v, shape)
     tilted = call.like(v, shape) if keep else v.new_empty((0, 0, 0, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ CAPACITY = 4096
 PAD = 128
 # Up to this many rows, those of the query heads of a key head together, scores are written down (see :mod:`.decode`).
 FEW_ROWS = 32
+# The most that lists may take, relative to queries, keys, values and output together.
+MOST = 1.5
 # Below this many keys no lists are made.
 LIST_FROM = 1024
 
@@ -44,7 +47,11 @@ def make_plan(
     limit = LIST_FROM if list_from is None else list_from
     if implementation != "triton" or max_k < limit or max_q < 2:
         return Plan((0, 0, 0))
-    return Plan((sequences * q.shape[1], -(-max_q // BLOCK), room(max_k)))
+    items = (sequences * q.shape[1], -(-max_q // BLOCK), room(max_k))
+    # Without a bound of packed lengths, every sequence would get lists for all of the batch.
+    given = q.shape[1] * q.shape[2] + v.shape[1] * v.shape[2]
+    given *= q.shape[0] * (q.shape[-1] + v.shape[-1]) * q.element_size()
+    return Plan((0, 0, 0) if 4 * math.prod(items) > MOST * given else items)
 
 
 def room(length: int, rows: bool = False) -> int:

@@ -90,8 +90,10 @@ def alpha_terms(log_p: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     alive = log_p > -torch.inf
     log_p = torch.where(alive, log_p, 0.0)
     p, y = log_p.exp(), -eps * log_p
-    series = log_p.square() * p * (
-        0.5 + y * (1 / 6 + y * (1 / 24 + y * (1 / 120 + y * (1 / 720 + y * (1 / 5040 + y / 40320)))))
+    series = (
+        log_p.square()
+        * p
+        * (0.5 + y * (1 / 6 + y * (1 / 24 + y * (1 / 120 + y * (1 / 720 + y * (1 / 5040 + y / 40320))))))
     )
     # Where what the series leaves out is as small as what the difference loses.
     near = 0.05 if p.dtype == torch.float64 else 0.5
