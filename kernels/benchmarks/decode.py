@@ -1,6 +1,6 @@
 """Time elastic decoding against dense decoding, each only after it has passed its correctness gate.
 
-    python kernels/benchmarks/decode.py --out decode.csv [--length 524288] [--sweep]
+    python kernels/benchmarks/decode.py --out decode.csv [--length 524288] [--tune] [--trained FILE]
 
 One query a head over a cache of which a given share of the blocks has to be read. Needs a CUDA device.
 """
@@ -123,24 +123,25 @@ class Bench:
 
     def time(
         self, row: dict, call: Callable[[], object], read: float | None, error: tuple[float, float] | None
-    ) -> None:
-        """Time ``call``, which has to read ``read`` bytes, if its error allows."""
+    ) -> float:
+        """Time ``call``, which has to read ``read`` bytes, if its error allows; median milliseconds, or infinity."""
         if error is not None:
             row |= {"error": error[0], "allowed": error[1]}
             if not error[0] <= error[1]:
                 self.write({**row, "note": "gate failed"})
-                return
+                return math.inf
         try:
             timing = measure(call)
         except Exception as failure:
             torch.cuda.synchronize()
             self.write({**row, "note": f"not run: {type(failure).__name__}: {str(failure)[:80]}"})
-            return
+            return math.inf
         rate = {} if read is None else {"tb_per_s": read / (timing.median * 1e-3) / 1e12}
         self.write({
             **row, "ms": timing.median, "ms_p10": timing.low, "ms_p90": timing.high, "method": timing.method,
             "eager_ms": timing.eager, **rate,
         })  # fmt: skip
+        return timing.median
 
 
 def _facts(cache: Cache) -> dict:
@@ -150,6 +151,7 @@ def _facts(cache: Cache) -> dict:
     }  # fmt: skip
 
 
+SCREEN = launch.screen_options
 PEERS = {"FA2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -176,7 +178,7 @@ def dense(bench: Bench, cache: Cache, names: tuple[str, ...] = tuple(PEERS), cas
 def ours(
     bench: Bench, cache: Cache, k: torch.Tensor, bounds: BlockBounds | None, density: float, pattern: str, case: str,
     gated: bool = True, note: str = "",
-) -> None:  # fmt: skip
+) -> float:  # fmt: skip
     """Elastic decoding with the softmax over survivors."""
     q, v = cache.q, cache.v
     lengths = torch.full((1,), cache.length, dtype=torch.int32, device=q.device)
@@ -202,7 +204,7 @@ def ours(
         size += bounds.nbytes
     row["read"] = share
     error = gate(call, q, k, v, tau) if gated else None
-    bench.time(row, call, size, error)
+    return bench.time(row, call, size, error)
 
 
 def values(bench: Bench, cache: Cache) -> None:
@@ -251,11 +253,11 @@ ALL_BOUNDS = ((None, 64), ("minmax", 64), ("int8", 16), ("int8", 32))
 def trained(
     bench: Bench, path: Path, note: str = "", masses: tuple[float, ...] = (1.0, 0.99, 0.9, 0.5),
     kinds: tuple[tuple[str | None, int], ...] = ALL_BOUNDS,
-) -> None:  # fmt: skip
+) -> float:  # fmt: skip
     """Keys of a trained model, thresholds constant for each head that keep a share of the softmax mass on average.
 
     The file holds "q" (layers, heads, rows, D) and "k" (layers, groups, S, D), bfloat16; every row becomes COPIES
-    sequences with keys of their own, so that the caches are many times the L2.
+    sequences with keys of their own, so that the caches are many times the L2. Returns the sum of our times.
     """
     found = torch.load(path, weights_only=True)
     q, k = found["q"].cuda(), found["k"].cuda()
@@ -278,6 +280,7 @@ def trained(
 
     if not note:
         bench.time({**common, "pattern": "all mass", "mechanism": "FA2", "density": 1.0}, flash, 2 * data, None)
+    total = 0.0
     for kept in masses:
         order = score.flatten(2).sort(-1, descending=True)
         sums = mass.flatten(2).double().gather(2, order.indices).cumsum(-1) / rows
@@ -303,7 +306,8 @@ def trained(
             }  # fmt: skip
             if bounds is not None:
                 row["metadata"] = bounds.nbytes / (2 * data)
-            bench.time(row, call, None, None if note else _agree(call(), q, k, v, tau))
+            total += bench.time(row, call, None, None if note else _agree(call(), q, k, v, tau))
+    return total
 
 
 def _agree(
@@ -319,61 +323,68 @@ def _agree(
     return float((got.double() - exact).norm() / size), 2 * (low + torch.finfo(q.dtype).eps)
 
 
-def sweep(bench: Bench, cache: Cache) -> None:
-    """Launch options, one after another."""
-    original, original_screen = launch.options, launch.screen_options
+def _use(chosen: launch.Options) -> None:
+    launch.options = lambda *_: chosen
+
+
+def _screen_with(chosen: launch.Screening, int8: bool) -> None:
+    """Use ``chosen`` for int8 bounds, or for the others."""
+    launch.screen_options = lambda *given: chosen if bool(given[-1]) == int8 else SCREEN(*given)
+
+
+def tune(bench: Bench, cache: Cache) -> None:
+    """Try launch options, one after another, and keep the fastest for what follows."""
     planted = {x: cache.plant(x, "scattered", 64) for x in (0.1, 0.38)}
     kept = {x: make_block_bounds(k, "minmax", block=64) for x, k in planted.items()}
-    few = torch.full((1, cache.heads, 1), 0.25, device=cache.q.device)
+
+    def total(note: str, densities: tuple[float, ...] = (0.1, 0.38)) -> float:
+        # As shares of a pass over everything, so that no density outweighs the others.
+        return sum(
+            ours(bench, cache, planted[x], kept[x], x, "scattered", "tuning", False, note) / x for x in densities
+        )
+
+    found = {}
     for shape in (
         (64, 4, 3, 2, None), (64, 4, 2, 4, 128), (64, 4, 2, 3, 168), (64, 4, 3, 3, 168), (64, 4, 4, 2, None),
-        (32, 4, 4, 4, 128), (64, 2, 2, 4, None), (32, 1, 3, 6, None),
+        (32, 4, 4, 4, 128), (64, 2, 2, 4, None),
     ):  # fmt: skip
-        chosen = launch.Options(16, *shape)
-        launch.options = lambda *_, chosen=chosen: chosen
-        for lazy in (True, False):
-            launch.LAZY, old = lazy, launch.LAZY
-            note = f"attention {shape}{' lazy' * lazy}"
-            for density, k in planted.items():
-                ours(bench, cache, k, kept[density], density, "scattered", "sweep", False, note)
-            if lazy:
-                row = {"case": "sweep", "pattern": "few survivors", "mechanism": "elastic", "note": note}
-                bench.time(row, lambda: elastic_decode(cache.q, cache.k, cache.v, None, few), None, None)
-            launch.LAZY = old
-    launch.options = original
+        _use(launch.Options(16, *shape))
+        found[shape] = total(f"attention {shape}")
+    best = launch.Options(16, *min(found, key=found.__getitem__))
+    _use(best)
+    found = {}
     for shape in (
         (256, 64, 4, 3), (256, 64, 4, 2), (512, 64, 4, 3), (128, 64, 4, 3), (256, 32, 4, 4), (128, 32, 4, 3),
         (256, 64, 8, 3), (256, 128, 8, 2),
     ):  # fmt: skip
-        screening = launch.Screening(*shape)
-        launch.screen_options = lambda *_, chosen=screening: chosen
-        ours(bench, cache, planted[0.1], kept[0.1], 0.1, "scattered", "sweep", False, f"screen {shape}")
-    launch.screen_options = original_screen
-    for span in (16, 64):
-        launch.SPAN, old = span, launch.SPAN
-        ours(bench, cache, planted[0.1], kept[0.1], 0.1, "scattered", "sweep", False, f"span {span}")
-        launch.SPAN = old
-    launch.EARLY, old = not launch.EARLY, launch.EARLY
-    ours(bench, cache, planted[0.1], kept[0.1], 0.1, "scattered", "sweep", True, f"early launch {not old}")
-    launch.EARLY = old
+        _screen_with(launch.Screening(*shape), False)
+        found[shape] = total(f"screen {shape}", (0.1,))
+    screening = launch.Screening(*min(found, key=found.__getitem__))
+    _screen_with(screening, False)
+    for early in (False, True):
+        launch.EARLY = early
+        found[early] = total(f"early launch {early}", (0.1,))
+    launch.EARLY = found[True] < found[False]
+    print("chosen", best, screening, "early", launch.EARLY, flush=True)
 
 
-def sweep_trained(bench: Bench, path: Path) -> None:
-    """Launch options for a trained model's keys, head dim 64."""
-    original, original_screen = launch.options, launch.screen_options
+def tune_trained(bench: Bench, path: Path) -> None:
+    """The same for a trained model's keys, head dim 64."""
+    found = {}
     for shape in (
-        (64, 4, 3, 2, None), (64, 4, 3, 4, 128), (64, 4, 4, 3, 168), (128, 4, 3, 2, None), (128, 8, 3, 2, 128),
-        (64, 2, 3, 4, None),
+        (64, 4, 3, 2, None), (64, 4, 3, 4, 128), (128, 4, 3, 2, None), (128, 8, 3, 2, 128), (64, 2, 3, 4, None)
     ):  # fmt: skip
-        chosen = launch.Options(16, *shape)
-        launch.options = lambda *_, chosen=chosen: chosen
-        trained(bench, path, f"attention {shape}", (0.9, 0.5), ((None, 64), ("int8", 16)))
-    launch.options = original
+        _use(launch.Options(16, *shape))
+        found[shape] = trained(bench, path, f"attention {shape}", (0.9, 0.5), ((None, 64), ("int8", 16)))
+    best = launch.Options(16, *min(found, key=found.__getitem__))
+    _use(best)
+    found = {}
     for shape in ((512, 8, 4, 3), (1024, 16, 4, 3), (512, 16, 4, 2), (512, 16, 8, 3), (512, 4, 4, 4)):
-        screening = launch.Screening(*shape)
-        launch.screen_options = lambda *_, chosen=screening: chosen
-        trained(bench, path, f"screen {shape}", (0.5,), (("int8", 16),))
-    launch.screen_options = original_screen
+        _screen_with(launch.Screening(*shape), True)
+        found[shape] = trained(bench, path, f"screen {shape}", (0.5,), (("int8", 16),))
+    screening = launch.Screening(*min(found, key=found.__getitem__))
+    _screen_with(screening, True)
+    print("chosen", best, screening, flush=True)
 
 
 def updates(bench: Bench, cache: Cache) -> None:
@@ -445,16 +456,13 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=16)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--trained", type=Path, help="queries and keys of a model (decode_bounds.py --save)")
-    parser.add_argument("--sweep", action="store_true", help="time launch options only")
+    parser.add_argument("--tune", action="store_true", help="try launch options first and keep the fastest")
     options = parser.parse_args()
     device = torch.device("cuda")
     bench = Bench(options.out)
     cache = Cache(options.length, options.heads, options.groups, options.dim, torch.bfloat16, device)
-    if options.sweep:
-        sweep(bench, cache)
-        if options.trained is not None:
-            sweep_trained(bench, options.trained)
-        return
+    if options.tune:
+        tune(bench, cache)
     dense(bench, cache)
     ours(bench, cache, cache.k, None, 1.0, "random", "density")
     for pattern in ("scattered", "clustered", "uneven"):
@@ -476,11 +484,13 @@ def main() -> None:
     updates(bench, cache)
     serving(bench)
     lengths(bench)
-    if options.trained is not None:
-        trained(bench, options.trained)
     for density in (0.1, 1.0):
         print("density", density)
         kernels(cache, density)
+    if options.trained is not None:
+        if options.tune:
+            tune_trained(bench, options.trained)
+        trained(bench, options.trained)
 
 
 if __name__ == "__main__":
