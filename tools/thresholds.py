@@ -24,7 +24,7 @@ from theory_lab.probes.watching import watch
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.4g}"
+    return f"{100 * value:.3g}"
 
 
 def eta(model: str, length: int, windows: int) -> tuple[Calibration, list[str], list[str]]:
@@ -33,8 +33,8 @@ def eta(model: str, length: int, windows: int) -> tuple[Calibration, list[str], 
     name = "learned thresholds"
     table = [
         f"{name},computation saved,{percent(found.saved_keys)},,",
-        f"{name},loss change,{percent(found.change)},{percent(found.change_low)},{percent(found.change_high)}",
-        f"{name},rows without a key,{percent(found.dead_rows)},,",
+        f'{name},"loss change, %",{percent(found.change)},{percent(found.change_low)},{percent(found.change_high)}',
+        f'{name},"rows without a key, %",{percent(found.dead_rows)},,',
     ]
     density = [f"ETA,{n},{percent(share)},," for n, share in found.density.items()]
     return found, table, density
@@ -52,9 +52,9 @@ def calibrated(files: list[Path]) -> tuple[list[str], list[str], list[dict[str, 
         table += [
             f'"{name}",computation saved,{percent(found["saved_keys"])},,',
             ",".join(
-                [f'"{name}"', "loss change", *(percent(found[x]) for x in ("change", "change_low", "change_high"))]
+                [f'"{name}"', '"loss change, %"', *(percent(found[x]) for x in ("change", "change_low", "change_high"))]
             ),
-            f'"{name}",rows without a key,{percent(found["dead_rows"])},,',
+            f'"{name}","rows without a key, %",{percent(found["dead_rows"])},,',
         ]
         series = f"SmolLM2, {100 * found['budget']:.3g}% of the mass pruned"
         density += [f'"{series}",{n},{percent(share)},,' for n, share in found["density"].items()]
@@ -97,7 +97,11 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("experiments"))
     args = parser.parse_args()
-    about = [f"# made by: tools/thresholds.py --length {args.length} --windows {args.windows}", "# seed: 0"]
+    about = [
+        f"# made by: tools/thresholds.py --length {args.length} --windows {args.windows}",
+        "# device: CPU",
+        "# seed: 0",
+    ]
     if args.asentmax:
         rows = temperatures(args.asentmax, args.length)
         write(args.out / "asentmax/measured/figure-temperatures.csv", [*about, "row,column,value", *rows])
