@@ -269,8 +269,8 @@ def trained(
     k = k[:, None].expand(-1, rows, -1, -1, -1).flatten(0, 1).repeat(COPIES, 1, 1, 1)
     v = torch.randn(k.shape, generator=torch.Generator("cuda").manual_seed(0), device="cuda").to(k.dtype)
     common = {
-        "case": "tuning" if note else "trained", "batch": q.shape[0], "heads": heads, "groups": groups, "length": length, "dim": dim,
-        "dtype": "bfloat16", "note": note,
+        "case": "tuning" if note else "trained", "batch": q.shape[0], "heads": heads, "groups": groups,
+        "length": length, "dim": dim, "dtype": "bfloat16", "note": note,
     }  # fmt: skip
     data = k.numel() * k.element_size()
 
