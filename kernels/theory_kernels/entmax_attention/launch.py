@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import torch
-import triton
 
 from ..geometry import Geometry, remembered
 from ..primitives import INTERPRETED
-from ..screen import padded
 from .backward import key_kernel, query_kernel
 from .decode import CHUNK, scores_kernel, threshold_kernel, values_kernel
 from .forward import forward_kernel
@@ -16,6 +14,22 @@ from .plan import BLOCK, FEW_ROWS, PAD, Plan, room
 
 # How often the forward looks for the threshold anew when the weights, once summed, miss 1 by more than rounding.
 TRIES = 3
+
+
+# As Triton's own, which take as long as a launch: they can be called in kernels too.
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not less than n."""
+    return 1 << (n - 1).bit_length() if n > 1 else 1
+
+
+def padded(dim: int) -> int:
+    """Head dim as products see it: a power of two, at least 16."""
+    return max(16, power_of_two(dim))
 
 
 def _tiles(kind: str, dim: int, dtype: torch.dtype) -> dict[str, int]:
@@ -115,7 +129,7 @@ class _Call:
         """The list of everything, for blocks without one: 0, 1, 2, ... past the last key and row."""
         if not listed:
             return torch.empty(0, dtype=torch.int32, device=self.q.device)
-        length = triton.next_power_of_2(max(self.geometry.max_q, self.geometry.max_k) + PAD)
+        length = power_of_two(max(self.geometry.max_q, self.geometry.max_k) + PAD)
         device = self.q.device
         make = lambda: torch.arange(length, dtype=torch.int32, device=device)  # noqa: E731 - built where it is used
         return remembered(("identity", length, device), device, make)
@@ -124,14 +138,14 @@ class _Call:
         """Fill ``rows`` (3, B, H, T): anchor, bound of the state, level."""
         norms = torch.zeros(self.geometry.sequences * self.g, dtype=torch.int32, device=self.q.device)
         block = 256 if self.d_wide <= 64 else 64
-        blocks = triton.cdiv(self.geometry.max_k, block)
+        blocks = cdiv(self.geometry.max_k, block)
         layout, n, h, g, _, _, max_q, max_k, offset = self.dims
         norms_kernel[(norms.numel() * blocks,)](
             self.k, norms, layout, n, h, g, max_q, max_k, offset, blocks, *self.k.stride()[:3], D=self.d,
             DP=padded(self.d), BR=block, RAGGED=self.ragged, PACKED=self.geometry.packed, num_warps=4,
         )  # fmt: skip
         options = _tiles("bounds", self.d_wide, self.q.dtype)
-        blocks = triton.cdiv(max_q, options["BM"])
+        blocks = cdiv(max_q, options["BM"])
         bounds_kernel[(self.heads * blocks,)](
             self.q, self.k, self.factor, self.eps, norms, rows, *self.dims, self.plane, blocks, *self.strides,
             *self.factor.stride(), **self.sweep, MODE=self.exact["MODE"], **options,
@@ -141,7 +155,7 @@ class _Call:
         """List keys for blocks of rows, or (``by_rows``) rows for blocks of keys."""
         options = _tiles("lists", self.d_wide, self.q.dtype)
         length = self.geometry.max_k if by_rows else self.geometry.max_q
-        blocks = triton.cdiv(length, options["OWN"])
+        blocks = cdiv(length, options["OWN"])
         lists_kernel[(self.heads * blocks,)](
             self.q, self.k, levels, items, counts, *self.dims, items.shape[1], items.shape[2], blocks, *self.strides,
             **self.sweep, B=BLOCK, PAD=PAD, BY_ROWS=by_rows, **options,
@@ -176,7 +190,7 @@ def forward(
     if plan.listed:
         call.lists(rows[2], items, counts, False)
     options = _tiles("forward", call.width, q.dtype)
-    blocks = triton.cdiv(geometry.max_q, options["BM"])
+    blocks = cdiv(geometry.max_q, options["BM"])
     forward_kernel[(call.heads * blocks,)](
         call.q, call.k, call.v, call.factor, call.eps, rows, items, counts, call.identity(plan.listed), out,
         tilted, *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=plan.listed,
@@ -191,23 +205,23 @@ def _few_rows(call: _Call, mode: int) -> torch.Tensor:
     layout, n, h, g, _, _, max_q, max_k, offset = call.dims
     programs, folded = n * g, max_q * (h // g)
     # One program holds the largest scores of all tiles in registers: at most 16,384.
-    keys = max(16 if INTERPRETED else 64, triton.next_power_of_2(triton.cdiv(max_k, 16384)))
-    tiles = triton.cdiv(max_k, keys)
+    keys = max(16 if INTERPRETED else 64, power_of_two(cdiv(max_k, 16384)))
+    tiles = cdiv(max_k, keys)
     scores = torch.empty((n * h * max_q, tiles * keys), dtype=torch.float32, device=device)
     maxima = torch.empty((n * h * max_q, tiles), dtype=torch.float32, device=device)
     found = torch.empty_like(maxima, dtype=torch.int32)
     counts = torch.empty(n * h * max_q, dtype=torch.int32, device=device)
     rows = torch.empty((2, n * h * max_q), dtype=torch.float32, device=device)
-    span = max(4, triton.cdiv(tiles * programs, 528))
-    splits = triton.cdiv(tiles, span)
+    span = max(4, cdiv(tiles * programs, 528))
+    splits = cdiv(tiles, span)
     scores_kernel[(programs * splits,)](
         call.q, call.k, scores, maxima, *call.dims, tiles, splits, span, *call.strides, **call.sweep,
-        BM=max(16, triton.next_power_of_2(folded)), BN=keys, num_warps=4, num_stages=3 if call.d_wide <= 128 else 2,
+        BM=max(16, power_of_two(folded)), BN=keys, num_warps=4, num_stages=3 if call.d_wide <= 128 else 2,
     )  # fmt: skip
     flags = {"MODE": mode, "RAGGED": call.ragged, "PACKED": call.geometry.packed, "BN": keys}
     threshold_kernel[(len(counts),)](
         scores, maxima, call.factor, call.eps, found, rows, counts, layout, n, h, max_q, max_k, offset, tiles,
-        rows.shape[1], *call.factor.stride(), NP=max(16, triton.next_power_of_2(tiles)), CHUNK=CHUNK, **flags,
+        rows.shape[1], *call.factor.stride(), NP=max(16, power_of_two(tiles)), CHUNK=CHUNK, **flags,
         num_warps=8,
     )  # fmt: skip
     parts = torch.empty((min(16, tiles), len(counts), call.e), dtype=torch.float32, device=device)
@@ -262,18 +276,18 @@ def backward(
     dalpha = torch.zeros(rows.shape[1:], dtype=torch.float32, device=q.device) if want_alpha else dfactor
     listed = items.numel() > 0
     options = _tiles("query", call.width, q.dtype)
-    blocks = triton.cdiv(geometry.max_q, options["BM"])
+    blocks = cdiv(geometry.max_q, options["BM"])
     query_kernel[(call.heads * blocks,)](
         call.q, call.k, call.v, grad, tilted, call.factor, call.eps, rows, items, counts, call.identity(listed), dq,
         pairs, more, dfactor, dalpha, *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides,
         **call.exact, LISTED=listed, ROWWISE=rowwise, TEMPERED=want_factor, ALPHA=want_alpha, **options,
     )  # fmt: skip
     if listed:
-        items = items.new_empty((call.heads, triton.cdiv(geometry.max_k, BLOCK), room(geometry.max_q, True)))
+        items = items.new_empty((call.heads, cdiv(geometry.max_k, BLOCK), room(geometry.max_q, True)))
         counts = counts.new_empty(items.shape[:2])
         call.lists(rows[2], items, counts, True)
     options = _tiles("key", call.width, q.dtype)
-    blocks = triton.cdiv(geometry.max_k, options["BN"])
+    blocks = cdiv(geometry.max_k, options["BN"])
     key_kernel[(geometry.sequences * call.g * blocks,)](
         call.q, call.k, call.v, grad, pairs, more, call.factor, call.eps, items, counts, call.identity(listed), dk, dv,
         *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=listed,
