@@ -69,7 +69,7 @@ def draw(table: pd.DataFrame, path: Path) -> None:
         left.set_title("524,288 tokens, 16 heads of 128")
         left.set_yticks([0.05, 0.1, 0.2, 0.5, 1.0], ["0.05", "0.1", "0.2", "0.5", "1"])
         left.set_xticks([1, 10, 100], ["1", "10", "100"])
-        left.legend(loc="lower right")
+        left.legend(loc="upper left", bbox_to_anchor=(0.0, 0.93))
         flash = timed(table, case="trained", mechanism="FA2").ms
         if len(flash):
             for kind, label in KINDS.items():
