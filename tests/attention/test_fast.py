@@ -161,6 +161,12 @@ def test_elastic_pruning_with_constant_thresholds(reading: str, prune: str, tau:
     torch.testing.assert_close(got, m(data.q, data.k, data.v).output, rtol=1e-11, atol=1e-12)
 
 
+def test_one_graph_for_the_compiler() -> None:
+    data, m = inputs(1, dtype=torch.float32), build("eta-logit")
+    compiled = torch.compile(lambda q, k, v: attend(m, q, k, v), backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(data.q, data.k, data.v), attend(m, data.q, data.k, data.v))
+
+
 def test_method_and_subclass() -> None:
     m = build("tra")
     data = inputs(1)

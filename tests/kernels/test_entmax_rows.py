@@ -94,6 +94,16 @@ def test_flat_rows_keep_everything(alpha: float, implementation: str, device, tr
     assert int((entmax(x.to(device), alpha, implementation=implementation)[0] > 0).sum()) == 600
 
 
+@BOTH
+def test_a_flat_row_behind_masked_scores(implementation: str, device: torch.device, triton: str, poisoned) -> None:
+    x = draw(1, 1100, scale=1e-5) - 5.0
+    x[:, :512] = -math.inf
+    for alpha in (1.5, 1.3):
+        p = entmax(x.to(device), alpha, implementation=implementation).cpu()
+        assert not p[:, :512].any()
+        assert float((p[:, 512:] * 588 - 1.0).abs().max()) <= 0.02
+
+
 def exact_sparsemax(row: list[float]) -> list[Fraction]:
     z = [Fraction(value) for value in row]
     ordered = sorted(z, reverse=True)

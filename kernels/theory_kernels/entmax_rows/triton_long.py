@@ -63,7 +63,8 @@ def parts_forward(
     tl.store(PLACES + at, col, mask=held)
     one = tl.zeros([1], tl.int32)
     tl.store(COUNTS + program + one, tl.where(bad, BLOCK + 1, one + tl.sum(kept, 0)))
-    tl.store(TOPS + program + one, tl.where(bad, float("nan"), top))
+    # A part without a score must not pass for one whose largest is 0.
+    tl.store(TOPS + program + one, tl.where(bad, float("nan"), tl.max(tops, 1)))
 
 
 @triton.jit
