@@ -55,7 +55,7 @@ def plan(tmp_path: Path) -> Path:
 
 def test_shipped_plans_are_read() -> None:
     plans = list_plans()
-    assert set(plans) == {"ablation", "language", "recall"}
+    assert set(plans) == {"ablation", "language", "recall", "zoo"}
     for name in plans:
         assert len({run.folder for run in read_plan(name).runs}) == len(read_plan(name).runs)
 
@@ -90,7 +90,7 @@ def test_a_wrong_plan_names_its_key(plan: Path, old: str, new: str, said: str) -
 
 
 def test_no_such_plan() -> None:
-    with pytest.raises(InputError, match="known are ablation, language, recall"):
+    with pytest.raises(InputError, match="known are ablation, language, recall, zoo"):
         read_plan("langage")
 
 
