@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,10 +212,12 @@ def test_a_campaign_in_slices(plan: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_missing(plan: Path, tmp_path: Path) -> None:
-    from theory_lab.main import main
-
     with pytest.raises(InputError, match="the folder of a corpus is needed"):
         run_campaign(read_plan("language"), tmp_path)
     with pytest.raises(InputError, match="runs are Softmax"):
         run_campaign(read_plan(str(plan)), tmp_path, only=["TDA"])
-    assert main(["campaign", "run", "nope", "--out", str(tmp_path)]) == 2
+    words = [sys.executable, "-m", "theory_lab.main", "campaign", "run", "nope", "--out", str(tmp_path / "x")]
+    said = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 2
+    assert said.stderr.startswith("theory-lab: error: plan: nope;")
+    assert not (tmp_path / "x").exists()
