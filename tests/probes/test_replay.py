@@ -52,6 +52,40 @@ def test_calls_of_a_kind_differ_in_their_tensors_alone(
     assert len(first) == (2 if architecture in ("gemma2", "gpt-oss") else 1)
 
 
+class _Graph:
+    """Stands for a CUDA graph: runs what it was told to, on where it reads and writes."""
+
+    def __init__(self, work: Any) -> None:
+        self.replay = work
+
+
+@pytest.mark.parametrize("fault", [0.0, 1e-300])
+def test_a_recording_that_gives_other_bits_is_not_used(fault: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class Cuda(torch.Tensor):
+        device = torch.device("cuda")
+
+    def function(x: Any) -> tuple[Any, str]:
+        calls.append(1)
+        return torch.Tensor.as_subclass(torch.where(x > 1, torch.nan, x * 2), torch.Tensor), "rest"
+
+    def record(function: Any, tensors: Any) -> Any:
+        own, output = torch.zeros(1, 1, 2, dtype=torch.float64), torch.zeros(1, 1, 2, dtype=torch.float64)
+        return replay._Recording(_Graph(lambda: output.copy_(function(own)[0] + fault)), [own], output, "rest", ())
+
+    monkeypatch.setattr(replay, "_record", record)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    replays: Any = replay.Replays()
+    for number in (0.0, 1e-300, 3.0):
+        x = torch.tensor([[[number, number + 1e-300]]], dtype=torch.float64).as_subclass(Cuda)
+        found, rest = replays(function, [x], "kind")
+        assert rest == "rest"
+        assert replay.same_bits(found, function(x)[0])
+    (kept,) = replays._recordings.values()
+    assert (kept is None) == (fault != 0.0)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
