@@ -107,10 +107,11 @@ def test_rotary_positions_and_their_stretching():
 
 def test_nape_is_half_without_positions():
     slopes = nape_slopes(6)
-    assert slopes.tolist() == pytest.approx([0, 0, 0, 2 ** (-8 / 3), 2 ** (-16 / 3), 2**-8])
+    assert slopes.tolist() == [0, 0, 0, 2, 1, 0.5]
     bias = linear_bias(slopes, 2, 5)
     assert bias.shape == (6, 2, 5)
-    assert bias[5, 0].tolist() == pytest.approx([-3 / 256, -2 / 256, -1 / 256, 0, 0])  # later keys are masked elsewhere
+    assert nape_slopes(2, steepest=0.25).tolist() == [0, 0.25]
+    assert bias[5, 0].tolist() == [-1.5, -1, -0.5, 0, 0]  # later keys are masked elsewhere
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from theory_lab.corpus import Corpus
     from theory_lab.models import LoadedModel
 
+#: Tokens of a task at one length: fewer sequences of long texts.
+_TASK_TOKENS = 1 << 20
 #: Measures of a head that are kept, by layer.
 KEPT = (
     "sparsity", "sparsity_1", "sparsity_2", "max_abs", "max_abs_1", "max_abs_2", "g_sink_ratio_1", "sink_weight_1",
@@ -194,6 +196,6 @@ def tasks(loaded: LoadedModel, wanted: Mapping[str, Any], corpus: str | None) ->
             parameters = {"tokenizer": str(loaded.folder), "corpus": corpus, **parameters}
         task = get_task(name, 0, **parameters)
         lengths = [n for n in wanted["task_lengths"] if task.shortest() <= n <= (task.longest() or n)]
-        result = task.evaluate(loaded, lengths, samples=int(wanted.get("samples", 100)))
+        result = task.evaluate(loaded, lengths, samples=int(wanted.get("samples", 100)), most_tokens=_TASK_TOKENS)
         rows += [{"asked": text, **{str(k): v for k, v in row.items()}} for row in result.rows.to_dict("records")]
     return rows

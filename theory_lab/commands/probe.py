@@ -44,7 +44,8 @@ if TYPE_CHECKING:
               help="float32, bfloat16, float16 or auto.")  # fmt: skip
 @click.option("--attention", metavar="NAME", help="transformers' implementation, such as sdpa or eager.")
 @click.option("--rope-scaling", metavar="KIND:FACTOR",
-              help="Stretch rotary positions beyond the model's: yarn:4, linear:2, dynamic:8; of our own models ntk:2.")  # fmt: skip
+              help="Stretch rotary positions beyond the model's: yarn:4, linear:2, dynamic:8; of our own models "
+              "ntk:2.")  # fmt: skip
 @click.option("--trust-remote-code", is_flag=True, help="Let the model's folder run its own code.")
 @click.option("--seed", default="0", show_default=True, metavar="INTEGER", help="Of windows and of the bootstrap.")
 @click.option("--out", metavar="DIR", help="Keep finished windows here; the same command continues.")

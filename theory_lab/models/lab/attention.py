@@ -207,7 +207,7 @@ class LabAttention(nn.Module):
         """What NAPE adds to the scores, (H, T, S), or None."""
         if self.config.positions != "nape":
             return None
-        return linear_bias(nape_slopes(self.heads, device), queries, keys)
+        return linear_bias(nape_slopes(self.heads, device, self.config.nape_slope), queries, keys)
 
     def forward(
         self,

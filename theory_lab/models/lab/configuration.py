@@ -34,6 +34,8 @@ class LabConfig(PreTrainedConfig):
         learned value a head where the mechanism learns one a head.
     positions : {"rope", "nope", "nape"}
         Rotary positions; none; or none in the first half of the heads and ALiBi in the others (NAPE, arXiv 2506.16640).
+    nape_slope : float
+        The steepest of NAPE's slopes, in logits a token; each further head has half of the one before.
     rope_theta : float
         Base of the rotary frequencies.
     rope_ntk_factor : float
@@ -70,6 +72,7 @@ class LabConfig(PreTrainedConfig):
         attention: str = "softmax",
         attention_parameters: Mapping[str, Any] | None = None,
         positions: str = "rope",
+        nape_slope: float = 2.0,
         rope_theta: float = 10_000.0,
         rope_ntk_factor: float = 1.0,
         rms_norm_eps: float = 1e-6,
@@ -92,6 +95,7 @@ class LabConfig(PreTrainedConfig):
         self.attention = attention
         self.attention_parameters = dict(attention_parameters or {})
         self.positions = positions
+        self.nape_slope = nape_slope
         self.rope_theta = rope_theta
         self.rope_ntk_factor = rope_ntk_factor
         self.rms_norm_eps = rms_norm_eps
@@ -118,7 +122,8 @@ class LabConfig(PreTrainedConfig):
         if self.positions == "rope" and self.head_dim % 2:
             raise InputError("head_dim", self.head_dim, "rotary positions need an even number")
         for name, low in (
-            ("rope_theta", 0.0), ("rope_ntk_factor", 1.0), ("rms_norm_eps", 0.0), ("initializer_range", 0.0)
+            ("nape_slope", 0.0), ("rope_theta", 0.0), ("rope_ntk_factor", 1.0), ("rms_norm_eps", 0.0),
+            ("initializer_range", 0.0),
         ):  # fmt: skip
             value = getattr(self, name)
             fits = isinstance(value, (int, float)) and math.isfinite(value) and value >= low

@@ -49,12 +49,14 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.cat([half.to(x.dtype) for half in turned], -1)
 
 
-def nape_slopes(heads: int, device: torch.device | str = "cpu") -> Tensor:
-    """Slope a head of NAPE, (H,): 0 in the first half, and ALiBi's geometric series 2^(-8 k / m) in the m others."""
+def nape_slopes(heads: int, device: torch.device | str = "cpu", steepest: float = 2.0) -> Tensor:
+    """Slope a head of NAPE, (H,): 0 in the first half; `steepest`, a half of it, a quarter of it, ... in the others.
+
+    ALiBi's own series, 2^(-8 k / m), begins so low that no head of a short model sees the token before it alone.
+    """
     free = heads // 2
-    biased = heads - free
-    steps = torch.arange(1, biased + 1, device=device, dtype=torch.float32)
-    return torch.cat([torch.zeros(free, device=device), torch.exp2(-8.0 * steps / biased)])
+    steps = torch.arange(heads - free, device=device, dtype=torch.float32)
+    return torch.cat([torch.zeros(free, device=device), steepest * torch.exp2(-steps)])
 
 
 def linear_bias(slopes: Tensor, queries: int, keys: int) -> Tensor:
