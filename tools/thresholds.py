@@ -56,7 +56,7 @@ def calibrated(files: list[Path]) -> tuple[list[str], list[str], list[dict[str, 
             ),
             f'"{name}","rows without a key, %",{percent(found["dead_rows"])},,',
         ]
-        series = f"SmolLM2, {100 * found['budget']:.3g}% of the mass pruned"
+        series = f"SmolLM2, {100 * found['budget']:.3g}% of the mass"
         density += [f'"{series}",{n},{percent(share)},,' for n, share in found["density"].items()]
     return table, density, every
 
