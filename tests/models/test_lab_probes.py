@@ -280,7 +280,7 @@ def test_a_model_of_the_zoo_has_learned(name):
     from theory_lab.probes.texts import shipped as texts
 
     loaded = load_model(name)
-    ids = loaded.tokenizer(texts()[0].text[:2000], return_tensors="pt").input_ids[:, :256]
+    ids = loaded.tokenizer(texts()[0].content[:2000], return_tensors="pt").input_ids[:, :256]
     assert ids[0, 0] == loaded.model.config.bos_token_id
     with torch.no_grad():
         loss = loaded.model(ids, labels=ids).loss
