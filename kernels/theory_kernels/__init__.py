@@ -7,6 +7,7 @@ from .attention import differential_threshold_attention, threshold_attention
 from .counts import consensus_counts, survivor_counts
 from .decode import BlockBounds, DecodeStatistics, elastic_decode, make_block_bounds, update_block_bounds
 from .elastic import elastic_attention
+from .entmax_attention import entmax_attention
 from .entmax_rows import entmax
 from .exceedance import Exceedances, Noise, exceedance_counts
 from .maps import SparseRows, pooled_map, row_normalizers, sparse_rows
@@ -27,6 +28,7 @@ __all__ = [
     "elastic_attention",
     "elastic_decode",
     "entmax",
+    "entmax_attention",
     "exceedance_counts",
     "make_block_bounds",
     "pooled_map",
