@@ -94,8 +94,8 @@ def test_a_probe_measures_the_models_own_weights(name):
 
 @pytest.mark.parametrize("name", ["tda", "tda-sharp", "asentmax", "eta-logit", "lssa", "diff-softmax", "softmax"])
 def test_maps_are_the_models_own(name):
-    positions = "nape" if name == "softmax" else "rope"
-    model = make(name, positions=positions)
+    more = {"positions": "nape", "nape_slope": 0.3} if name == "softmax" else {}
+    model = make(name, **more)
     _, calls, maps = watched(model, lengths=(33,))
     captured = Captured("model", tuple("x" * 33), tuple(range(33)), {call.layer: call for call in calls})
     layer, head = 1, 1

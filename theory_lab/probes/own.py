@@ -85,7 +85,9 @@ def of_module(module: torch.nn.Module, x: Any) -> Own | None:
     from theory_lab.models.lab.positions import nape_slopes
 
     config: Any = module.config
-    slopes = nape_slopes(config.num_attention_heads, x.device) if config.positions == "nape" else None
+    slopes = None
+    if config.positions == "nape":
+        slopes = nape_slopes(config.num_attention_heads, x.device, config.nape_slope)
     if type(mechanism) is Softmax and plain(mechanism) and slopes is None:
         return None
     return Own(mechanism, None if x is None else x.detach(), slopes)
