@@ -29,9 +29,9 @@ def test_command(cli, tmp_path: Path) -> None:
     again = cli("reproduce", "mine.toml", "--quick", "--out", "pictures", env=env)
     assert "fresh" in again.stderr
 
-    lacking = cli("reproduce", "tda.table-2", env=env)
+    lacking = cli("reproduce", "tda.table-3", env=env)
     assert lacking.returncode == 2
-    assert "tda.table-2: needs data" in lacking.stderr
+    assert "tda.table-3: needs data" in lacking.stderr
     assert lacking.stderr.count("error") == 1
 
 
@@ -64,7 +64,7 @@ def test_gallery(make, tmp_path: Path) -> None:
     assert len(links) >= 6
     for link in links:
         assert (tmp_path / link).is_file(), link
-    assert "`tda.table-2`" in page
+    assert "`tda.table-3`" in page
     assert chosen[0].caption in page
     other = tmp_path / "other"
     other.mkdir()
