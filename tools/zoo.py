@@ -184,9 +184,9 @@ def card(name: str, record: dict[str, Any], manifest: dict[str, Any] | None, num
         "The weights are under the Apache License 2.0, as Theory Lab is. The texts that they were fitted to keep the "
         "licenses named above and are not part of this folder.", "",
         "## Limits", "",
-        f"One seed, a few minutes of training, texts of {settings['length']} tokens, one kind of text: differences "
-        "between two such models are smaller than those between two seeds unless they are measured with several. What "
-        "it writes may be wrong, and may repeat passages of its texts.", "",
+        f"One seed, a few minutes of training, texts of {settings['length']} tokens, one kind of text: how far "
+        "another seed would differ is not known, so a difference between two such models says little of their mechanisms. "
+        "What it writes may be wrong, and may repeat passages of its texts.", "",
     ]  # fmt: skip
     return "\n".join(lines)
 
