@@ -15,6 +15,13 @@ DTYPES = ("auto", "float32", "bfloat16")
 #: What may differ between the two halves of a resumed run: none of it changes what is computed. The corpus or task is
 #: compared by what it says of itself.
 FREE = ("device", "out", "save_every", "log_every", "keep", "graph", "tensorboard", "corpus", "task")
+#: Fields of the model's configuration that something else decides.
+_ELSEWHERE = {
+    "size": "size is a setting of its own",
+    "attention": "attention is a setting of its own",
+    "attention_parameters": "they are given with the attention",
+    "vocab_size": "the corpus or task decides it",
+}
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,9 @@ class TrainSettings:
         if (self.corpus is None) == (self.task is None):
             given = "neither" if self.corpus is None else "both"
             raise InputError("corpus", given, "either a corpus or a task is allowed")
+        for name, instead in _ELSEWHERE.items():
+            if name in self.model:
+                raise InputError("model", name, f"{instead}; other fields of the configuration are allowed")
 
     @property
     def micro_batch(self) -> int:

@@ -65,6 +65,7 @@ def make_config(
     for name in overrides:
         if name not in fields:
             raise InputError("override", name, f"{hint(name, fields)}fields are {', '.join(fields)}")
+    max_positions = overrides.pop("max_position_embeddings", max_positions)  # the field's own name
     settings = {"head_dim": 64, **SIZES[size], **overrides}
     if "hidden_size" in overrides and "num_attention_heads" not in overrides and "head_dim" not in overrides:
         width = settings["hidden_size"]
