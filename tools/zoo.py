@@ -185,8 +185,8 @@ def card(name: str, record: dict[str, Any], manifest: dict[str, Any] | None, num
         "licenses named above and are not part of this folder.", "",
         "## Limits", "",
         f"One seed, a few minutes of training, texts of {settings['length']} tokens, one kind of text: how far "
-        "another seed would differ is not known, so a difference between two such models says little of their mechanisms. "
-        "What it writes may be wrong, and may repeat passages of its texts.", "",
+        "another seed would differ is not known, so a difference between two such models says little of their "
+        "mechanisms. What it writes may be wrong, and may repeat passages of its texts.", "",
     ]  # fmt: skip
     return "\n".join(lines)
 
