@@ -424,6 +424,10 @@ class _Masses:
         """Observe a call of :func:`theory_lab.probes.watching.watch`."""
         if call.softcap is not None or call.sinks is not None or call.window is not None or call.mask is not None:
             raise InputError("model", call.name, "attention without windows, caps, sinks or biases")
+        if call.own is not None:  # pruning would put softmax in its place
+            raise InputError(
+                "model", call.name, f"softmax attention; this layer's is {type(call.own.mechanism).__name__}"
+            )
         heads, rows = call.q.shape[1], call.q.shape[2]
         height = max(1, _SCORES // (heads * call.k.shape[2]))
         for first in range(0, rows, height):

@@ -221,3 +221,12 @@ def test_the_command_says_what_is_missing(plan: Path, tmp_path: Path) -> None:
     assert said.returncode == 2
     assert said.stderr.startswith("theory-lab: error: plan: nope;")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_place_or_device_that_is_not_there_is_refused_once(plan: Path, tmp_path: Path) -> None:
+    campaign = read_plan(plan)
+    with pytest.raises(InputError, match="device: cuda:99"):
+        run_campaign(campaign, tmp_path / "x", devices=("cuda:99",))
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(InputError, match=r"out: .*a folder that can be written"):
+        run_campaign(campaign, plan)

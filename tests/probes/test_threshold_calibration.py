@@ -179,6 +179,20 @@ def elastic_model() -> SimpleNamespace:
     return SimpleNamespace(**{**vars(tiny_llama()), "model": model, "heads": 2, "key_heads": 1, "name": "elastic"})
 
 
+def test_only_softmax_is_calibrated() -> None:
+    with pytest.raises(InputError, match="softmax attention; this layer's is ETALogit"):
+        calibrate_thresholds(elastic_model(), FIRST, held_out=SECOND, length=LENGTH, block=16)
+
+
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    loaded = elastic_model()
+    loaded.model.model.layers[1].attention.mechanism.b.fill_(math.nan)
+    with watch(loaded.model, lambda _: None) as seen, torch.no_grad():
+        loaded.model(input_ids=window(loaded, SECOND), use_cache=False)
+    with pytest.raises(InputError, match=r"layers not watched: 1 \(its output is not finite\); seen: 0"):
+        seen.check()
+
+
 @pytest.mark.parametrize("prune", ["renormalize", "exact"])
 def test_learned_thresholds_are_measured(prune: str) -> None:
     loaded = elastic_model()

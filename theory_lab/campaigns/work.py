@@ -88,7 +88,7 @@ def run_campaign(
     Raises
     ------
     InputError
-        For a missing corpus, an unknown run or a folder that cannot be written.
+        For a missing corpus, an unknown run, a device that is not there or a folder that cannot be written.
     """
     if campaign.data == "corpus":
         from theory_lab.corpus import Corpus
@@ -96,12 +96,20 @@ def run_campaign(
         if corpus is None:
             raise InputError("corpus", None, "the folder of a corpus is needed: theory-lab corpus build makes one")
         Corpus.open(corpus)  # damaged ones are refused here, once
+    from theory_lab.models.loading import check_device
+
     for name in only:
         if name not in campaign.names():
             raise InputError("only", name, f"runs are {', '.join(campaign.names())}")
     if processes < 1:
         raise InputError("processes", processes, "at least 1 is needed")
+    for device in devices:
+        check_device(device)
     root = Path(out)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError("out", str(out), f"a folder that can be written ({error.strerror or error})") from None
     runs = [run for run in campaign.runs if not only or run.name in only]
     todo = [run for run in runs if not (root / run.folder / RESULT).is_file()]
     end = None if minutes is None else time.monotonic() + 60.0 * minutes - _MARGIN

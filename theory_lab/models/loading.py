@@ -111,7 +111,7 @@ def load_model(
     require_transformers()
     folder = find_folder(name_or_path, trust_remote_code=trust_remote_code, quiet=quiet)
     config = check_folder(folder, trust_remote_code)
-    target = _device(device)
+    target = check_device(device)
     model = _load(folder, config, dtype=dtype, trust=trust_remote_code, attention=attention)
     try:
         model = model.to(target)
@@ -253,14 +253,25 @@ def _tokenizer(folder: Path, trust: bool) -> Any:
 def _check_words(dtype: str, device: str) -> None:
     if dtype not in _DTYPES:
         raise InputError("dtype", dtype, f"{', '.join(_DTYPES[:-1])} or {_DTYPES[-1]} is allowed")
+    _check_name(device)
+
+
+def _check_name(device: str) -> None:
     if not isinstance(device, str) or not re.fullmatch(r"cpu|(cuda|mps|xpu)(:\d+)?", device):
         raise InputError("device", device, "cpu, cuda or cuda:N is allowed")
 
 
-def _device(device: str) -> torch.device:
-    """The device, if it is there; before minutes go into loading."""
+def check_device(device: str) -> torch.device:
+    """The device of that name, if it is there; before minutes go into loading.
+
+    Raises
+    ------
+    InputError
+        For another name, or a device that is not there.
+    """
     import torch
 
+    _check_name(device)
     if device == "cpu":
         return torch.device(device)
     kind, _, index = device.partition(":")
