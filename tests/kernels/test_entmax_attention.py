@@ -550,3 +550,12 @@ def test_compile(device: torch.device) -> None:
     torch.testing.assert_close(got, want)
     grads = [torch.autograd.grad(x.sum(), [q, k, v, raw]) for x in (want, got)]
     torch.testing.assert_close(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_scores_that_are_no_numbers_are_not_hidden(implementation: str, bad: float) -> None:
+    q, k, v = torch.randn(3, 1, 2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
+    k[:, :, 3] = bad
+    out = entmax_attention(q, k, v, implementation=implementation)
+    assert out.isfinite().all(-1)[0, 0].tolist() == [True] * 3 + [False] * 3

@@ -26,7 +26,7 @@ def entmax_rows(z: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         found = solve(u, eps)
         log_p = log_weights(u, eps, found)
-        alive = log_p > -torch.inf
+        alive = log_p != -torch.inf  # NaN stays NaN
         tilted = torch.where(alive, ((1.0 - eps) * log_p).exp(), 0.0).sum(-1, keepdim=True)
         slope = torch.exp(eps * found) * tilted
         slope = torch.where(slope > 0, slope, 1.0)

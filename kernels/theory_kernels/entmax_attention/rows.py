@@ -29,9 +29,9 @@ def anchors(z: torch.Tensor) -> torch.Tensor:
 
 
 def log_weights(u: torch.Tensor, eps: torch.Tensor, log_max: torch.Tensor) -> torch.Tensor:
-    """log p_j for u = z - max z and L = ``log_max``; -inf outside the support."""
+    """log p_j for u = z - max z and L = ``log_max``; -inf outside the support, NaN where u is."""
     ratio = eps * u * torch.exp(-eps * log_max)
-    alive = ratio > -1.0
+    alive = ~(ratio <= -1.0)
     inside = log_max + torch.log1p(torch.where(alive, ratio, 0.0)) / eps
     return torch.where(alive, inside, -torch.inf)
 
