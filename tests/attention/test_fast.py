@@ -198,3 +198,9 @@ def test_bad_input(change: dict, field: str) -> None:
     with pytest.raises(InputError) as caught:
         attend(build("tra"), data.q, data.k, data.v, **change)
     assert caught.value.field == field
+
+
+def test_a_name_is_no_mechanism() -> None:
+    q = torch.ones(1, 1, 2, 4)
+    with pytest.raises(InputError, match="mechanism: 'softmax'"):
+        attend("softmax", q, q, q)  # type: ignore[arg-type]  # what is refused

@@ -185,6 +185,8 @@ def attend(
     if implementation not in IMPLEMENTATIONS:
         near = hint(str(implementation), IMPLEMENTATIONS)
         raise InputError("implementation", repr(implementation), f"{near}one of {', '.join(IMPLEMENTATIONS)}")
+    if not isinstance(mechanism, Mechanism):
+        raise InputError("mechanism", repr(mechanism), "a Mechanism, such as theory_lab.attention.get makes")
     mechanism._check_qkv(q, k, v, q2, k2)
     if x is not None:
         same_kind("x", x, q)
