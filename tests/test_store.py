@@ -207,7 +207,8 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, P
 @pytest.mark.parametrize("moment", [0.3, 0.7, 1.2])
 def test_killed_run_resumes_bit_for_bit(tmp_path: Path, whole_run: tuple[pd.DataFrame, Path], moment: float) -> None:
     fresh, folder = whole_run
-    words = ["check", "tda-4.3", "tda-4.6", "--noise", ",".join(NOISE), "--length", "2:2^20:x4", "--out", "r"]
+    noise = [word for name in NOISE for word in ("--noise", name)]
+    words = ["check", "tda-4.3", "tda-4.6", *noise, "--length", "2:2^20:x4", "--out", "r"]
     command = [sys.executable, "-m", "theory_lab.main", *words]
     environment = {**os.environ, "PYTHONPATH": str(Path(theory_lab.__file__).parent.parent)}
     process = subprocess.Popen(
@@ -221,6 +222,7 @@ def test_killed_run_resumes_bit_for_bit(tmp_path: Path, whole_run: tuple[pd.Data
     deadline = time.monotonic() + 60
     while not (tmp_path / "r" / "manifest.json").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+    assert (tmp_path / "r" / "manifest.json").exists()
     time.sleep(moment)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
