@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,17 +66,14 @@ def _attention(loaded: LoadedModel) -> list[Any]:
     return [module for module in loaded.model.modules() if isinstance(module, LabAttention)]
 
 
-@contextlib.contextmanager
-def _stretched(loaded: LoadedModel, length: int, stretch: bool) -> Iterator[None]:
+def _stretched(loaded: LoadedModel, length: int, stretch: bool) -> AbstractContextManager[Any]:
     """Rotary positions for a length beyond training's, by the NTK-aware change of their base."""
-    config: Any = loaded.model.config
-    trained, before = config.max_position_embeddings, config.rope_ntk_factor
-    if stretch and config.positions == "rope" and length > trained:
-        config.rope_ntk_factor = float(2 ** math.ceil(math.log2(length / trained)))
-    try:
-        yield
-    finally:
-        config.rope_ntk_factor = before
+    from theory_lab.probes.positions import scaled_positions
+
+    trained = loaded.max_positions
+    if not stretch or trained is None or length <= trained or loaded.model.config.positions != "rope":
+        return scaled_positions(loaded.model, None)
+    return scaled_positions(loaded.model, f"ntk:{2 ** math.ceil(math.log2(length / trained))}")
 
 
 def losses(loaded: LoadedModel, corpus: Corpus, lengths: list[int], count: int, stretch: bool) -> dict[str, Any]:

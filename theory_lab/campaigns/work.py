@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import multiprocessing
 import os
-import shutil
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from multiprocessing.queues import Queue
 
     from theory_lab.campaigns.plan import Campaign, Run
-    from theory_lab.training import TrainSettings
 
 RESULT = "result.json"
 #: A slice ends this long before its time, so that what runs can be written.
@@ -196,9 +193,11 @@ def _begin(queue: Queue[str], workers: int) -> None:
 
 def _one(run: Run, folder: str, corpus: str | None) -> float:
     """Train and measure one run; returns the seconds it took."""
+    import torch
+
     from theory_lab.campaigns.measure import measure_model
     from theory_lab.store import provenance
-    from theory_lab.training import TrainSettings
+    from theory_lab.training import TrainSettings, train
 
     began = time.monotonic()
     place = Path(folder)
@@ -211,7 +210,10 @@ def _one(run: Run, folder: str, corpus: str | None) -> float:
             out=str(place / "model"),
             tensorboard=False,
         )
-        record = _trained(settings)
+        if settings.compile:
+            # A model compiled earlier in this process counts towards the limit after which nothing is compiled.
+            torch.compiler.reset()
+        record = train(settings).record
         trained = time.monotonic()
         found = measure_model(place / "model", run.measure, corpus, _device)
     except TheoryLabError as error:
@@ -229,27 +231,6 @@ def _one(run: Run, folder: str, corpus: str | None) -> float:
     }
     write_whole(str(place / RESULT), (json.dumps(result) + "\n").encode())
     return time.monotonic() - began
-
-
-def _trained(settings: TrainSettings) -> dict[str, Any]:
-    """The record of a training; compiled if the plan asks for it and the compiler can."""
-    from theory_lab.training import train
-
-    if not settings.compile:
-        return train(settings).record
-    import torch
-
-    # A model compiled earlier in this process counts towards the limit after which nothing is compiled any more.
-    torch.compiler.reset()
-    try:
-        return train(settings).record
-    except TheoryLabError:
-        raise
-    except Exception as error:
-        # Compilers fail in ways of their own; the training itself is the same without one.
-        shutil.rmtree(str(settings.out), ignore_errors=True)
-        record = train(dataclasses.replace(settings, compile=False)).record
-        return {**record, "not_compiled": " ".join(str(error).split())[:300]}
 
 
 def _table(path: Path) -> list[dict[str, Any]]:

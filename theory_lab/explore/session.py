@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from theory_lab.errors import InputError
 from theory_lab.probes.capturing import capture
-from theory_lab.probes.maps import Captured, Span
+from theory_lab.probes.map_arguments import Span
+from theory_lab.probes.maps import Captured
 from theory_lab.probes.whatif import Mechanism, parse_mechanism
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from theory_lab.errors import InputError
+from theory_lab.probes.map_arguments import Span, checked_resolution, checked_span, edges, one_head, one_of
 from theory_lab.probes.whatif import Mechanism, parse_mechanism
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from theory_lab.probes.calls import AttentionCall
     from theory_lab.probes.texts import Text
 
-Span = tuple[int, int]
 REDUCTIONS = ("max", "sum")
 
 
@@ -224,7 +224,7 @@ class Captured:
         rows, columns = self.window(layer, window)
         if reduce not in REDUCTIONS:
             raise InputError("reduce", reduce, f"{' or '.join(REDUCTIONS)} is allowed")
-        down, across = _resolution(resolution)
+        down, across = checked_resolution(resolution)
         if row_samples is not None and row_samples < 1:
             raise InputError("row_samples", row_samples, "a whole number of at least 1 is allowed")
         mechanism = as_ if isinstance(as_, Mechanism) else parse_mechanism(as_)
@@ -242,7 +242,7 @@ class Captured:
                 *tensors, rows=rows, columns=columns, resolution=(down, across), reduce=reduce,
                 row_samples=row_samples, normalizers=normalizers, **arguments,
             )[0, 0]  # fmt: skip
-        row_edges, column_edges = _edges(rows, image.shape[0]), _edges(columns, image.shape[1])
+        row_edges, column_edges = edges(rows, image.shape[0]), edges(columns, image.shape[1])
         whole = row_samples is None or row_samples >= int(np.diff(row_edges).max())
         return AttentionMap(
             image.float().cpu().numpy(), layer, head, reduce, mechanism.label, view, rows, columns, row_edges,
@@ -278,7 +278,7 @@ class Captured:
     ) -> SparseMap:
         """Weights that are not zero; see :func:`sparse_rows`."""
         queries, keys = self.size(layer)
-        rows = _span("rows", (0, queries) if rows is None else rows, queries)
+        rows = checked_span("rows", (0, queries) if rows is None else rows, queries)
         if not 0.0 <= above < float("inf"):
             raise InputError("above", above, "a number of at least 0 is allowed")
         mechanism = as_ if isinstance(as_, Mechanism) else parse_mechanism(as_)
@@ -311,7 +311,7 @@ class Captured:
         if not isinstance(window, (tuple, list)) or len(window) != 2:
             raise InputError("window", window, "(first, last) of both axes, or ((rows), (columns)), is allowed")
         rows, columns = window if isinstance(window[0], (tuple, list)) else (window, window)
-        return _span("window rows", rows, queries), _span("window columns", columns, keys)
+        return checked_span("window rows", rows, queries), checked_span("window columns", columns, keys)
 
     def _head(
         self, layer: int, head: int, as_: str | Mechanism | None, view: int | None
@@ -331,10 +331,10 @@ class Captured:
             from theory_kernels import row_normalizers
 
             self._normalizers[key] = row_normalizers(*tensors, rows=(0, 0), **arguments)
-        one = tuple(_one_head(x, head, heads) for x in tensors)
+        one = tuple(one_head(x, head, heads) for x in tensors)
         for name in ("sinks", "mask", "beta", "lam", "eta_threshold"):
             if name in arguments:
-                arguments[name] = _one_of(arguments[name], name, head)
+                arguments[name] = one_of(arguments[name], name, head)
         return one, arguments, self._normalizers[key][:, head : head + 1], mechanism
 
     def two_views(self, layer: int) -> bool:
@@ -487,41 +487,6 @@ def _text(text: str | Text | None) -> str | Text:
     if text is None:
         raise InputError("text", "None", "the words themselves")
     return text
-
-
-def _one_head(x: torch.Tensor, head: int, heads: int) -> torch.Tensor:
-    place = head // (heads // x.shape[1])
-    return x[:, place : place + 1]
-
-
-def _one_of(value: Any, name: str, head: int) -> Any:
-    """A head's part of an argument that differs by head."""
-    if value is None:
-        return None
-    if isinstance(value, (int, float)):
-        return value
-    if name in ("mask", "eta_threshold") and value.ndim > 1:
-        return value if value.shape[1] == 1 else value[:, head : head + 1]
-    return value[head : head + 1] if value.numel() > 1 else value
-
-
-def _edges(span: Span, pixels: int) -> NDArray[np.int64]:
-    begin, end = span
-    return begin + np.arange(pixels + 1, dtype=np.int64) * (end - begin) // pixels
-
-
-def _span(name: str, value: Any, size: int) -> Span:
-    good = isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(x, (int, np.integer)) for x in value)
-    if not good or not 0 <= value[0] < value[1] <= size:
-        raise InputError(name, value, f"first and last of 0 <= first < last <= {size} are allowed")
-    return int(value[0]), int(value[1])
-
-
-def _resolution(value: Any) -> tuple[int, int]:
-    pair = value if isinstance(value, (tuple, list)) else (value, value)
-    if len(pair) != 2 or not all(isinstance(x, int) and not isinstance(x, bool) and x >= 1 for x in pair):
-        raise InputError("resolution", value, "a whole number of at least 1, or a pair of them, is allowed")
-    return pair[0], pair[1]
 
 
 def _listed(layers: tuple[int, ...]) -> str:

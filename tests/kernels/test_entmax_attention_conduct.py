@@ -1,0 +1,119 @@
+"""Entmax attention: laws that it keeps, what it refuses, and how it behaves as an operator."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from theory_kernels.entmax_attention import entmax_attention
+from theory_kernels.entmax_attention.operator import entmax_backward, entmax_forward
+
+F64 = torch.float64
+
+
+def test_appended_keys_below_the_threshold_change_nothing() -> None:
+    """float64: weights of the old keys stay (ASEntmax, non-vanishing attention), where softmax would shrink them."""
+    g = torch.Generator().manual_seed(8)
+    q, k, v = (torch.randn((1, 1, n, 8), generator=g, dtype=F64) for n in (4, 20, 20))
+    q = 3 * q
+    far = -100.0 * q.mean(2, keepdim=True).expand(1, 1, 5, 8)
+    keep = (q @ far.transpose(-1, -2)).amax(-1) < (q @ k.transpose(-1, -2)).amax(-1) - 8**0.5 * 2
+    assert bool(keep.any())
+    old = entmax_attention(q, k, v, causal=False, implementation="chunked")
+    new = entmax_attention(
+        q, torch.cat([k, far], 2), torch.cat([v, 9 * v[:, :, :5]], 2), causal=False, implementation="chunked"
+    )
+    assert float((new - old)[keep].abs().max()) <= 1e-14
+
+
+def test_alpha_learned_by_adamw_stays_in_its_domain() -> None:
+    """500 steps of alpha = 1 + sigmoid(raw), pulled to either end, stay finite and in (1, 2]."""
+    g = torch.Generator().manual_seed(9)
+    q, k, v = (torch.randn((1, 2, 6, 4), generator=g) for _ in range(3))
+    # One head wants its mean over the keys, the other its best key alone.
+    wish = torch.stack([v[0, 0].cumsum(0) / torch.arange(1, 7)[:, None], v[0, 1]])[None]
+    raw = torch.zeros(2, requires_grad=True)
+    best = torch.optim.AdamW([raw], lr=0.1)
+    for _ in range(500):
+        alpha = 1 + raw.sigmoid()
+        loss = (entmax_attention(q, k, v, alpha=alpha, implementation="chunked") - wish).square().sum()
+        best.zero_grad()
+        loss.backward()
+        assert bool(torch.isfinite(raw.grad).all())
+        best.step()
+        assert bool(((alpha > 1) & (alpha <= 2)).all())
+    assert float(alpha[0].detach()) < 1.3 or float(alpha[1].detach()) > 1.7
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"alpha": 1.0}, ValueError, r"alpha must lie in \(1, 2\], got 1.0"),
+        ({"alpha": torch.tensor([1.5, 2.5])}, ValueError, r"alpha must lie in \(1, 2\], got values from 1.5 to 2.5"),
+        ({"alpha": "1.5"}, TypeError, "alpha must be a number or a tensor, got str"),
+        ({"alpha": torch.tensor([1.5, 1.5, 1.5])}, ValueError, r"alpha must be a scalar or have shape \(2,\)"),
+        ({"theta": 0.0}, ValueError, "theta must be finite and > 0"),
+        ({"theta": torch.tensor([-1.0, 1.0])}, ValueError, "theta must be > 0, got a smallest value of -1"),
+        ({"theta": 1.0, "temperature": torch.ones(1)}, ValueError, "theta excludes temperature"),
+        (
+            {"temperature": torch.ones(3, 2, 4)},
+            ValueError,
+            r"temperature must broadcast to \(1, 2, 4\), got \(3, 2, 4\)",
+        ),
+        ({"temperature": -torch.ones(1)}, ValueError, "temperature must be >= 0, got a smallest value of -1"),
+        ({"temperature": torch.ones(1, dtype=torch.int32)}, TypeError, "temperature must have a floating-point dtype"),
+        ({"scale": math.inf}, ValueError, "scale must be finite and >= 0, got inf"),
+        ({"list_from": -1}, ValueError, "list_from must be at least 0, got -1"),
+        ({"implementation": "fast"}, ValueError, "implementation must be one of"),
+    ],
+    ids=lambda x: str(x)[:40] if isinstance(x, dict) else "",
+)
+def test_bad_input(change: dict, error: type, text: str) -> None:
+    x = torch.randn(1, 2, 4, 8)
+    with pytest.raises(error, match=text):
+        entmax_attention(x, x, x, **change)
+
+
+def test_operators(device: torch.device) -> None:
+    """Schemas, shapes under fake tensors and autograd registration."""
+    g = torch.Generator().manual_seed(10)
+    q, k, v = (torch.randn((1, h, 9, 8), generator=g).to(device).requires_grad_() for h in (2, 1, 1))
+    factor = torch.full((1, 2, 9), 0.3, device=device, requires_grad=True)
+    eps = torch.tensor([0.5, 0.9], device=device, requires_grad=True)
+    static = (None, 1, 9, 9, 0, False, True, 0)
+    torch.library.opcheck(entmax_forward, (q, k, v, factor, eps, *static, "chunked", True, True, True, None))
+    rows = torch.zeros((2, 1, 2, 9), device=device)
+    none = torch.empty((0, 0, 0), dtype=torch.int32, device=device)
+    operands = [x.detach() for x in (q, k, v, factor, eps)]
+    torch.library.opcheck(
+        entmax_backward,
+        test_utils=("test_schema", "test_faketensor"),
+        args=(torch.ones((1, 2, 9, 8), device=device), *operands, None, v.new_empty((0, 0, 0, 0)).detach(), rows, none,
+         none.new_empty((0, 0)), *static[1:], "chunked", True, True),
+    )  # fmt: skip
+
+
+def test_compile(device: torch.device) -> None:
+    """One graph, no break, same numbers and gradients."""
+    g = torch.Generator().manual_seed(11)
+    q, k, v = (torch.randn((1, 2, 9, 8), generator=g).to(device).requires_grad_() for _ in range(3))
+    raw = torch.zeros(2, device=device, requires_grad=True)
+
+    def call(q, k, v, raw):  # type: ignore[no-untyped-def]
+        return entmax_attention(q, k, v, alpha=1 + raw.sigmoid(), theta=0.5).square()
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    want, got = call(q, k, v, raw), compiled(q, k, v, raw)
+    torch.testing.assert_close(got, want)
+    grads = [torch.autograd.grad(x.sum(), [q, k, v, raw]) for x in (want, got)]
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_scores_that_are_no_numbers_are_not_hidden(implementation: str, bad: float) -> None:
+    q, k, v = torch.randn(3, 1, 2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
+    k[:, :, 3] = bad
+    out = entmax_attention(q, k, v, implementation=implementation)
+    assert out.isfinite().all(-1)[0, 0].tolist() == [True] * 3 + [False] * 3
