@@ -148,3 +148,29 @@ def whole(field: str, value: object, least: int, most: int | None = None) -> int
         until = f"to {most:,}" if most is not None else "up"
         raise InputError(field, value, f"a whole number from {least} {until} is allowed")
     return int(value)  # type: ignore[call-overload]  # checked just before
+
+
+class SymbolTask(Task):
+    """A task over one alphabet.
+
+    Parameters
+    ----------
+    symbols : int
+        Size of the alphabet. The vocabulary is 4 + symbols.
+    seed : int
+        See :class:`Task`.
+    """
+
+    def __init__(self, symbols: int = 32, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.symbols = whole("symbols", symbols, 2, 1 << 16)
+
+    @property
+    def vocab_size(self) -> int:
+        """Special tokens, then the alphabet."""
+        return FIRST + self.symbols
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Keyword arguments that make the same task again, but for the seed."""
+        return {"symbols": self.symbols}

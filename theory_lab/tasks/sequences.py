@@ -7,16 +7,16 @@ length is odd. Every y is scored, each as a question of its own.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from theory_lab.streams import U64
-from theory_lab.tasks.base import FIRST, SEPARATOR, Task, blank, whole
+from theory_lab.tasks.base import FIRST, SEPARATOR, SymbolTask, blank
 from theory_lab.tasks.source import BOS, I64, PAD, Examples, below
 
 
-class _Rearrangement(Task):
+class _Rearrangement(SymbolTask):
     """A text whose symbols follow again in another order.
 
     Parameters
@@ -26,20 +26,6 @@ class _Rearrangement(Task):
     seed : int
         See :class:`~theory_lab.tasks.base.Task`.
     """
-
-    def __init__(self, symbols: int = 32, seed: int = 0) -> None:
-        super().__init__(seed)
-        self.symbols = whole("symbols", symbols, 2, 1 << 16)
-
-    @property
-    def vocab_size(self) -> int:
-        """Special tokens, then the alphabet."""
-        return FIRST + self.symbols
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Keyword arguments that make the same task again, but for the seed."""
-        return {"symbols": self.symbols}
 
     def shortest(self) -> int:
         """One symbol and its answer."""

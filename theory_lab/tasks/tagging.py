@@ -12,7 +12,7 @@ import numpy as np
 
 from theory_lab.errors import InputError
 from theory_lab.streams import U64
-from theory_lab.tasks.base import FIRST, Task, blank, whole
+from theory_lab.tasks.base import FIRST, SymbolTask, Task, blank, whole
 from theory_lab.tasks.source import BOS, IGNORED, Examples, below
 
 
@@ -66,7 +66,7 @@ class LocalCount(Task):
         return made
 
 
-class TwoBack(Task):
+class TwoBack(SymbolTask):
     """Which symbol stood two places before this one?
 
     Parameters
@@ -79,20 +79,6 @@ class TwoBack(Task):
 
     name: ClassVar[str] = "two-back"
     summary: ClassVar[str] = "after each symbol, the one two places before it"
-
-    def __init__(self, symbols: int = 32, seed: int = 0) -> None:
-        super().__init__(seed)
-        self.symbols = whole("symbols", symbols, 2, 1 << 16)
-
-    @property
-    def vocab_size(self) -> int:
-        """Special tokens, then the alphabet."""
-        return FIRST + self.symbols
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Keyword arguments that make the same task again, but for the seed."""
-        return {"symbols": self.symbols}
 
     def shortest(self) -> int:
         """Three symbols and the place after the last of them."""
