@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import pytest
@@ -147,6 +148,45 @@ def test_an_alpha_outside_the_kernels_goes_to_the_reference(alpha: float) -> Non
     with torch.no_grad():
         m.alpha_.fill_(1.5)
     assert attend(m, data.q, data.k, data.v, implementation="kernel").shape == (2, 4, 9, 5)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "learnable", "number"),
+    [(1.5, False, 1.5), (2.0, False, 2.0), ([1.5] * 4, False, 1.5), (1.3, False, 1.3),
+     ([1.5, 1.5, 1.5, 2.0], False, None), (1.5, True, None)],
+    ids=str,
+)  # fmt: skip
+def test_a_fixed_alpha_reaches_the_kernel_as_a_number(
+    alpha: object, learnable: bool, number: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU the values of a tensor are not read, so only a number gets the closed steps of 1.5 and 2."""
+    from theory_lab.attention import get
+
+    module = importlib.import_module("theory_kernels.entmax_attention")
+    given: list[object] = []
+    original = module.entmax_attention
+
+    def watched(*operands: Tensor, **options: object) -> Tensor:
+        given.append(options["alpha"])
+        return original(*operands, **options)
+
+    monkeypatch.setattr(module, "entmax_attention", watched)
+    data, m = inputs(1), get("entmax", alpha=alpha, learnable=learnable)
+    want = m(data.q, data.k, data.v).output
+    for _ in range(2):
+        torch.testing.assert_close(attend(m, data.q, data.k, data.v), want, rtol=1e-11, atol=1e-12)
+    if number is None:
+        assert all(isinstance(x, Tensor) for x in given)
+        return
+    assert given == [number] * 2
+    with torch.no_grad():
+        m.alpha_.fill_(1.7)
+    attend(m, data.q, data.k, data.v)
+    assert given[-1] == 1.7
+    with torch.inference_mode():
+        kept = get("entmax", alpha=alpha, learnable=learnable)
+    attend(kept, data.q, data.k, data.v)
+    assert given[-1] == number
 
 
 @pytest.mark.parametrize("reading", ["eta-logit", "eta-weight"])

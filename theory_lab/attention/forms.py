@@ -235,45 +235,76 @@ def _diff_rela(mechanism: DiffReLA, call: Call) -> Tensor:
 # ---- entmax --------------------------------------------------------------------------------------
 
 
-def _alpha_fits(mechanism: Entmax) -> bool:
-    """Whether every alpha lies in (1, 2], the range of the kernel; trusted where values cannot be looked at.
+class _Alpha(NamedTuple):
+    """What was seen of a stored alpha: which tensor it was, whether it suits the kernel, and its one value."""
 
-    A fixed alpha is read once, as a read waits for the device.
+    state: tuple[int, int]
+    fits: bool
+    number: float | None
+
+
+def _seen_alpha(mechanism: Entmax) -> _Alpha | None:
+    """Range and value of alpha, read once for each change of it, as a read waits for the device.
+
+    None where values cannot be looked at and were not before.
     """
     alpha = mechanism.alpha_
-    if trusted(alpha):
-        return True
+    if torch.compiler.is_compiling():
+        return None
+    seen: _Alpha | None = mechanism.__dict__.get("_alpha_seen")
     state = None if alpha.is_inference() else (alpha.data_ptr(), alpha._version)
-    seen = mechanism.__dict__.get("_alpha_seen")
-    if state is None or seen is None or seen[0] != state:
-        low, high = alpha.detach().aminmax()
-        seen = (state, bool(low >= 1.0 + 2.0**-20 and high <= 2.0))
+    if seen is not None and seen.state == state:
+        return seen
+    if trusted(alpha):
+        return None
+    low, high = (float(end) for end in alpha.detach().aminmax())
+    fits = low >= 1.0 + 2.0**-20 and high <= 2.0
+    seen = _Alpha(state or (0, 0), fits, low if low == high else None)
+    if state is not None:
         mechanism.__dict__["_alpha_seen"] = seen
-    return seen[1]
+    return seen
 
 
-def _entmax_attention(call: Call, alpha: Tensor | float, **temperature: Any) -> Tensor:
+def _alpha_fits(mechanism: Entmax) -> bool:
+    """Whether every alpha lies in (1, 2], the range of the kernel; trusted where values cannot be looked at."""
+    seen = _seen_alpha(mechanism)
+    return seen is None or seen.fits
+
+
+def _alpha(mechanism: Entmax) -> Tensor | float:
+    """alpha for the kernel: a number (1.5 and 2 have closed steps), unless it is learned or differs by head."""
+    if mechanism.alpha_.requires_grad:
+        # A graph captured now has to follow what is learned, also where it needs no gradient itself.
+        return mechanism.value("alpha")
+    seen = _seen_alpha(mechanism)
+    return mechanism.value("alpha") if seen is None or seen.number is None else seen.number
+
+
+def _entmax_attention(mechanism: Entmax, call: Call, **temperature: Any) -> Tensor:
     from theory_kernels.entmax_attention import entmax_attention
 
     call, options = geometry(call)
-    return entmax_attention(call.q, call.k, call.v, alpha=alpha, **temperature, **options)
+    return entmax_attention(call.q, call.k, call.v, alpha=_alpha(mechanism), **temperature, **options)
 
 
 def _entmax(mechanism: Entmax, call: Call) -> Tensor:
-    return _entmax_attention(call, mechanism.value("alpha"))
+    return _entmax_attention(mechanism, call)
 
 
 def _sparsemax(mechanism: Sparsemax, call: Call) -> Tensor:
-    return _entmax_attention(call, 2.0)
+    from theory_kernels.entmax_attention import entmax_attention
+
+    call, options = geometry(call)
+    return entmax_attention(call.q, call.k, call.v, alpha=2.0, **options)
 
 
 def _asentmax_theta(mechanism: ASEntmaxTheta, call: Call) -> Tensor:
-    return _entmax_attention(call, mechanism.value("alpha"), theta=mechanism.value("theta"))
+    return _entmax_attention(mechanism, call, theta=mechanism.value("theta"))
 
 
 def _asentmax(mechanism: ASEntmax, call: Call) -> Tensor:
     scale = mechanism.logit_scale(call.scope, _like(call))
-    return _entmax_attention(call, mechanism.value("alpha"), temperature=scale[..., 0])
+    return _entmax_attention(mechanism, call, temperature=scale[..., 0])
 
 
 # ---- elastic thresholds --------------------------------------------------------------------------
