@@ -41,8 +41,13 @@ def run() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, who wants none of it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as the process lives
+    sys.exit(execute())
+
+
+def execute(words: list[str] | None = None) -> int:
+    """Run one command line, ``sys.argv`` by default, and return its exit code; every error is one line."""
     try:
-        code = command.main(prog_name="theory-lab", standalone_mode=False)
+        code = command.main(words, prog_name="theory-lab", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
@@ -74,7 +79,7 @@ def run() -> None:
             raise
         fail(f"internal error ({type(error).__name__}: {error}); THEORY_LAB_DEBUG=1 shows where; please report it")
         code = EXIT_INTERNAL
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
