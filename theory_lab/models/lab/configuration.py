@@ -44,7 +44,8 @@ class LabConfig(PreTrainedConfig):
     rms_norm_eps : float
         Of the norms before attention and SwiGLU. That of a mechanism's own output norm is in `attention_parameters`.
     initializer_range : float
-        Standard deviation of the token embeddings at the start. Linear maps start at sqrt(2 / (5 fan_in)).
+        Standard deviation of embeddings and linear maps at the start; of maps back into the residual stream, divided by
+        sqrt(2 layers).
     tie_word_embeddings : bool
         Whether the output layer is the embedding matrix.
     use_cache : bool

@@ -88,12 +88,12 @@ class LabPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.RMSNorm):
             module.weight.fill_(1.0)
         elif isinstance(module, nn.Linear):
-            _normal(module.weight, math.sqrt(2.0 / (5.0 * module.in_features)))
+            _normal(module.weight, self.config.initializer_range)
         # A mechanism starts where its constructor says. Residual maps, once their linear maps are drawn:
         if isinstance(module, LabBlock):
             depth = math.sqrt(2.0 * self.config.num_hidden_layers)
             for linear in (module.attention.o_proj, module.mlp.down_proj):
-                _normal(linear.weight, math.sqrt(2.0 / (5.0 * linear.in_features)) / depth)
+                _normal(linear.weight, self.config.initializer_range / depth)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Parameters for an optimizer: matrices with weight decay; norms and all of the mechanisms' without.
