@@ -188,7 +188,9 @@ def test_alpha_just_above_one_is_softmax(implementation: str, device: torch.devi
 def test_peaked_rows_sum_to_one_by_themselves(alpha: float, implementation: str, device, triton: str) -> None:
     for scale in (1.0, 1000.0):
         p = entmax(draw(4, 200, scale=scale).to(device), alpha, implementation=implementation).double()
-        assert float((p.sum(-1) - 1.0).abs().max()) <= 2e-6
+        # A threshold off by half a unit of float32 moves p = u^(1 / (alpha - 1)) by dp / du of that: steep where u is small.
+        steep = torch.where(p > 0, p.clamp_min(1e-30) ** (2.0 - alpha) / (alpha - 1.0), 0.0)
+        assert bool(((p.sum(-1) - 1.0).abs() <= 5e-7 + 2.0**-24 * steep.sum(-1)).all())
 
 
 @BOTH
