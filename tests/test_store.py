@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import theory_lab
-from theory_lab import store as store_module
 from theory_lab.claims import Point
 from theory_lab.errors import InputError, StoreError
 from theory_lab.estimation import BlockSum, Cell
@@ -56,7 +55,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert store.load(CELL) == (BLOCKS, None)
     again = Store(tmp_path / "r", resume=True)
     assert again.load(CELL) == (BLOCKS, None)
-    assert again.seconds(CELL) == 1.5
+    assert again.seconds(CELL.digest) == 1.5
     assert again.cell_count() == 1
 
 
@@ -148,9 +147,6 @@ def test_another_version_is_refused(tmp_path: Path, name: str, value: object) ->
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), name: value}))
     with pytest.raises(StoreError, match="written by version"):
         Store(tmp_path / "r", resume=True)
-    manifest.write_text("{")
-    with pytest.raises(StoreError, match="damaged"):
-        Store(tmp_path / "r", resume=True)
 
 
 def test_an_impossible_run_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -164,12 +160,12 @@ def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     saved = []
     real = Store._write
 
-    def full(self: Store, target: Path, fill) -> None:
+    def full(self: Store, target: Path, fill, durable: bool = True) -> None:
         if target.suffix == ".parquet":
             if len(saved) == 3:
                 raise OSError(errno.ENOSPC, "No space left on device")
             saved.append(target)
-        real(self, target, fill)
+        real(self, target, fill, durable)
 
     monkeypatch.setattr(Store, "_write", full)
     with pytest.raises(StoreError, match="No space left on device"):
@@ -187,7 +183,7 @@ def test_failed_write_removes_its_temporary_file(tmp_path: Path, monkeypatch: py
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(store_module.os, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(StoreError, match="Input/output error"):
         store.save(CELL, BLOCKS, 0.0)
     assert list((tmp_path / "r" / "cells").iterdir()) == []
