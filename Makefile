@@ -62,7 +62,7 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) --editable '.[cli,plot,triton,models,corpus,hub,report,train]' $$($(BIN)/python tools/group.py test)
+	$(PIP) --editable '.[cli,plot,triton,models,corpus,hub,report,train,cluster]' $$($(BIN)/python tools/group.py test)
 	$(PIP) --no-deps entmax
 	touch $@
 

@@ -32,7 +32,8 @@ from theory_lab.grids import parse_budget, parse_numbers, parse_wholes
 if TYPE_CHECKING:
     import pandas as pd
 
-    from theory_lab.experiments import Settings
+    from theory_lab.distributed.cluster import Cluster
+    from theory_lab.experiments import Progress, Settings
     from theory_lab.store import Store
 
 
@@ -144,6 +145,11 @@ def _grid(flag: str, help_text: str, **more: Any) -> Callable[[Any], Any]:
 @click.option("--budget", metavar="TIME|TRIALS",
               help="Draw until every cell is decided or this is spent: 30s, 5m, 1e9.")  # fmt: skip
 @click.option("--workers", metavar="NUMBER", help="Worker processes. Default: one a core.")
+@click.option("--scheduler", metavar="ADDRESS",
+              help="Run cells on Dask workers: local, local:N, or tcp://HOST:PORT of a scheduler. Default: "
+              "$THEORY_LAB_SCHEDULER, else worker processes without Dask.")  # fmt: skip
+@click.option("--worker-memory", metavar="SIZE",
+              help="Memory of a worker of a local scheduler, such as 2GiB. Default: its part of all.")  # fmt: skip
 @click.option("--out", metavar="DIR", help="Keep results in this folder.")
 @click.option("--resume", is_flag=True, help="Continue or extend the results in --out.")
 @click.option("--format", "form", default="table", show_default=True,
@@ -175,23 +181,14 @@ def check_command(**options: Any) -> int:
     if options["resume"] and options["out"] is None:
         raise InputError("resume", "without --out", "name the folder to continue with --out DIR")
     _check_outputs(options)
-    from theory_lab.experiments import prepare, run
+    from theory_lab.experiments import open_cluster, prepare
     from theory_lab.progress import make_progress
 
     prepare(settings)  # what is impossible must not leave anything on disk
-    store = _open_store(options)
-    partial: list[pd.DataFrame] = []
-    try:
-        rows = run(
-            settings,
-            store=store,
-            workers=workers,
-            progress=make_progress(options["quiet"]),
-            on_partial=partial.append,
-        )
-    except (KeyboardInterrupt, TheoryLabError) as error:
-        _salvage(error, partial, store, options, settings)
-        raise click.exceptions.Exit(EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_USAGE) from None
+    progress = make_progress(options["quiet"])
+    with open_cluster(options["scheduler"], workers, options["worker_memory"], progress.say) as cluster:
+        store = _open_store(options)
+        rows = _run(settings, options, store, None if cluster else workers, cluster, progress)
     _print_rows(rows, options, settings)
     if options["plot"]:
         from theory_lab.figures.check_plot import plot_check
@@ -199,6 +196,27 @@ def check_command(**options: Any) -> int:
         plot_check(rows, options["plot"])
         click.echo(f"picture: {options['plot']}", err=True)
     return exit_code(rows, options["controls_ok"])
+
+
+def _run(
+    settings: Settings,
+    options: dict[str, Any],
+    store: Store | None,
+    workers: int | None,
+    cluster: Cluster | None,
+    progress: Progress,
+) -> pd.DataFrame:
+    """The rows; if the run ends early, what is finished is printed, with how to go on."""
+    from theory_lab.experiments import run
+
+    partial: list[pd.DataFrame] = []
+    try:
+        return run(
+            settings, store=store, workers=workers, elsewhere=cluster, progress=progress, on_partial=partial.append
+        )
+    except (KeyboardInterrupt, TheoryLabError) as error:
+        _salvage(error, partial, store, options, settings)
+        raise click.exceptions.Exit(EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_USAGE) from None
 
 
 def exit_code(rows: pd.DataFrame, controls_ok: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""Where cells run: on any executor with the ``concurrent.futures`` interface.
+"""Where cells run: in this process, on any executor with the ``concurrent.futures`` interface, or on a cluster.
 
 Work is cut into tasks of whole blocks. A block's draws depend on (seed, cell, block) alone, so it does not matter
 which worker runs it, in which order, or in which run.
@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from typing import Protocol
 
 from theory_lab.errors import InputError, WorkerError
 from theory_lab.estimation import BlockSum, Cell, sampler
@@ -121,8 +122,15 @@ def validate_workers(workers: int | None) -> int:
     return workers
 
 
+class Elsewhere(Protocol):
+    """Another place where tasks run, such as a cluster (:class:`theory_lab.distributed.cluster.Cluster`)."""
+
+    def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[TaskResult]:
+        """See :meth:`Engine.run`."""
+
+
 class Engine:
-    """Runs tasks, in this process or on an executor.
+    """Runs tasks, in this process, on an executor or elsewhere.
 
     Parameters
     ----------
@@ -130,11 +138,16 @@ class Engine:
         Worker processes of the pool made on demand; 1 runs everything here.
     executor : concurrent.futures.Executor, optional
         Runs the tasks instead, and is not shut down.
+    elsewhere : Elsewhere, optional
+        Runs the tasks instead, and is not closed.
     """
 
-    def __init__(self, workers: int | None = None, executor: Executor | None = None) -> None:
+    def __init__(
+        self, workers: int | None = None, executor: Executor | None = None, elsewhere: Elsewhere | None = None
+    ) -> None:
         self._workers = validate_workers(workers)
         self._given = executor
+        self._elsewhere = elsewhere
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Engine:
@@ -149,6 +162,9 @@ class Engine:
 
     def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[TaskResult]:
         """Yield results as they finish; after ``deadline`` (``time.monotonic``) no further task is begun."""
+        if self._elsewhere is not None:
+            yield from self._elsewhere.run(tasks, deadline)
+            return
         elsewhere = [task for task in tasks if not task.here]
         executor = self._executor(elsewhere)
         if executor is None:
@@ -200,7 +216,7 @@ def _start_pool(workers: int) -> ProcessPoolExecutor:
     """
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
-    with _hidden_main(), _ignored_interrupts():
+    with hidden_main(), ignored_interrupts():
         naps = [pool.submit(_nap) for _ in range(workers)]
     wait(naps)
     return pool
@@ -212,7 +228,7 @@ def _ignore_interrupts() -> None:
 
 
 @contextlib.contextmanager
-def _ignored_interrupts() -> Iterator[None]:
+def ignored_interrupts() -> Iterator[None]:
     """Workers inherit that Ctrl-C is ignored, so that none prints a traceback before its initializer has run."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
@@ -230,7 +246,7 @@ def _nap() -> None:
 
 
 @contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
+def hidden_main() -> Iterator[None]:
     main = sys.modules["__main__"]
     names = ("__file__", "__spec__")
     saved = {name: main.__dict__[name] for name in names if name in main.__dict__}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.cases import build_cases, build_pieces, device_notes
-from theory_lab.engine import Engine
+from theory_lab.distributed.address import asked_scheduler, parse_memory
+from theory_lab.engine import Elsewhere, Engine
 from theory_lab.errors import InputError, StoreError, TheoryLabError
 from theory_lab.estimation.device import require_gpu
 from theory_lab.grids import parse_budget
@@ -19,6 +21,7 @@ from theory_lab.streams import validate_seed
 if TYPE_CHECKING:
     import pandas as pd
 
+    from theory_lab.distributed.cluster import Cluster
     from theory_lab.store import Store
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "build_cases",
     "build_pieces",
     "check",
+    "open_cluster",
     "prepare",
     "run",
 ]
@@ -57,6 +61,7 @@ def run(
     store: Store | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
+    elsewhere: Elsewhere | None = None,
     progress: Progress | None = None,
     on_partial: Callable[[pd.DataFrame], None] | None = None,
 ) -> pd.DataFrame:
@@ -68,7 +73,7 @@ def run(
         What to check.
     store : Store, optional
         Where finished cells are kept and found.
-    workers, executor
+    workers, executor, elsewhere
         Where cells run; see :class:`theory_lab.engine.Engine`.
     progress : Progress, optional
         Told what happens.
@@ -84,7 +89,7 @@ def run(
         show.say(line)
     runner = Runner(settings, cases, pieces, store, show)
     try:
-        with Engine(workers, executor) as engine:
+        with Engine(workers, executor, elsewhere) as engine:
             runner.load()
             if settings.budget is None:
                 runner.fixed(engine)
@@ -129,6 +134,8 @@ def check(
     budget: Budget | str | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
+    scheduler: str | None = None,
+    worker_memory: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
@@ -175,6 +182,10 @@ def check(
         Worker processes; by default one a core, and none for work of a second or less.
     executor : concurrent.futures.Executor, optional
         Runs the work instead.
+    scheduler : str, optional
+        Runs the work on workers of ``dask.distributed``: ``"local"``, ``"local:N"`` or ``"tcp://HOST:PORT"``.
+    worker_memory : str, optional
+        What each worker of a local scheduler may hold, such as ``"2GiB"``.
     out : path, optional
         Results folder; ``resume=True`` continues or extends one.
     progress : Progress, optional
@@ -191,6 +202,8 @@ def check(
         If an argument cannot be used; the message names it, its value and what is allowed.
     StoreError
         If the results folder cannot be used.
+    WorkerError
+        If a worker, or the scheduler, is lost for good.
     DeviceError
         If the GPU fails.
 
@@ -222,13 +235,43 @@ def check(
         raise InputError("executor", executor, "an executor with the interface of concurrent.futures is allowed")
     if resume and out is None:
         raise InputError("resume", True, "it needs out=DIR, the folder to continue")
-    store = None
+    if executor is not None and scheduler is not None:
+        raise InputError("scheduler", scheduler, "with executor=, it has no meaning: give one of them")
     prepare(settings)  # what is impossible must not leave a folder behind
-    if out is not None:
-        from theory_lab.store import Store
+    with open_cluster(scheduler, workers, worker_memory, (progress or Silent()).say) as cluster:
+        store = None
+        if out is not None:
+            from theory_lab.store import Store
 
-        store = Store(out, resume)
-    return run(settings, store=store, workers=workers, executor=executor, progress=progress)
+            store = Store(out, resume)
+        if cluster is not None:
+            workers = None
+        return run(settings, store=store, workers=workers, executor=executor, elsewhere=cluster, progress=progress)
+
+
+@contextmanager
+def open_cluster(
+    scheduler: str | None, workers: int | None, memory: str | None, say: Callable[[str], None]
+) -> Iterator[Cluster | None]:
+    """The workers of the scheduler that was asked for, until the context ends; None if none was.
+
+    Raises
+    ------
+    InputError, WorkerError
+        See :class:`theory_lab.distributed.cluster.Cluster`.
+    """
+    asked = asked_scheduler(scheduler)
+    if asked is None:
+        if memory is not None:
+            raise InputError("worker-memory", memory, "it needs a local scheduler: --scheduler local")
+        yield None
+        return
+    size = None if memory is None else parse_memory(memory)
+    from theory_lab.distributed.cluster import Cluster
+
+    with Cluster(asked, workers, size, say) as cluster:
+        say(cluster.describe())
+        yield cluster
 
 
 def _one(value: Any, field: str, kind: Callable[[Any], Any], allowed: str) -> Any:

@@ -1,0 +1,218 @@
+"""Workers of ``dask.distributed`` as a place where tasks run: starting or finding them, and leaving them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from theory_lab.distributed.address import Scheduler, show_memory
+from theory_lab.distributed.pace import Pace
+from theory_lab.distributed.sending import Sending, cannot_load
+from theory_lab.distributed.work import difference, versions
+from theory_lab.engine import PieceTask, Task, TaskResult, hidden_main, ignored_interrupts, validate_workers
+from theory_lab.errors import InputError, WorkerError
+
+if TYPE_CHECKING:
+    from distributed import Client, LocalCluster
+
+#: Seconds until a scheduler must have answered, until it must have a worker, until workers must have told their
+#: versions, and until everything must be closed.
+_CONNECT_SECONDS = 5.0
+_FIRST_WORKER_SECONDS = 10.0
+_ANSWER_SECONDS = 10.0
+_CLOSE_SECONDS = 5.0
+#: Workers that are asked for their versions before anything is sent.
+_ASKED = 64
+
+
+class Cluster:
+    """Workers of a Dask scheduler, as a place where tasks run.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        An address, or workers of this machine.
+    workers : int, optional
+        Workers of a local one; by default one a core.
+    memory : int, optional
+        Bytes that each worker of a local one may hold; by default an equal part of the machine's. A worker that
+        passes it is ended and started anew.
+    say : callable, optional
+        Told what is worth a line.
+
+    Raises
+    ------
+    InputError
+        If there is no scheduler, it has no worker, Dask is missing, or an option does not fit.
+    WorkerError
+        If versions differ between here and there.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        workers: int | None = None,
+        memory: int | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        _require_dask()
+        self._say = say or (lambda _: None)
+        self._closing = contextlib.ExitStack()
+        self._pace = Pace()
+        self._owned = scheduler.address is None
+        self.address = scheduler.address or "local"
+        if not self._owned:
+            for field, value in (("workers", workers), ("worker-memory", memory)):
+                if value is not None:
+                    raise InputError(field, value, f"workers of {scheduler.address} are what they were started as")
+        with contextlib.ExitStack() as opening:
+            opening.enter_context(_quiet_logs())
+            if scheduler.address is None:
+                self._client = self._start(opening, scheduler.workers or validate_workers(workers), memory)
+            else:
+                self._client = self._connect(opening, scheduler.address)
+            self._threads = sum(self._client.nthreads().values())
+            self._check_versions()
+            self._closing = opening.pop_all()
+
+    def _start(self, opening: contextlib.ExitStack, workers: int, memory: int | None) -> Client:
+        """A scheduler in this process, and worker processes of one thread each."""
+        from distributed import Client, LocalCluster
+        from distributed.system import MEMORY_LIMIT
+
+        # Worker processes are spawned, now and after each loss; none needs the caller's script. They listen on the
+        # loopback interface, and to each other alone: keys made for this run encrypt what they say.
+        opening.enter_context(hidden_main())
+        with ignored_interrupts():
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                memory_limit=memory or int(MEMORY_LIMIT / workers),
+                host="127.0.0.1",
+                security=True,
+                dashboard_address=None,
+                silence_logs=_log_level(),
+                preload=["theory_lab.distributed.preload"],
+            )
+            opening.callback(_close, cluster)
+            client = Client(cluster, set_as_default=False, name="theory-lab")
+            opening.callback(_close, client)
+        return client
+
+    def _connect(self, opening: contextlib.ExitStack, address: str) -> Client:
+        """A client of the scheduler at an address, once it has a worker."""
+        from distributed import Client
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of versions: they are compared below
+                client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False, name="theory-lab")
+        except Exception as error:  # whatever listens there, or does not: refused, reset, timed out, another protocol
+            raise InputError("scheduler", address, f"no Dask scheduler answers there ({_line(error)})") from None
+        opening.callback(_close, client)
+        try:
+            client.wait_for_workers(1, timeout=_FIRST_WORKER_SECONDS)
+        except TimeoutError:
+            start = f"start one with: dask worker {address} --nthreads 1"
+            raise InputError("scheduler", address, f"it has no workers; {start}") from None
+        return client
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the scheduler; end it, and its workers, if they were started here."""
+        self._closing.close()
+
+    @property
+    def workers(self) -> int:
+        """Tasks that can run at a time."""
+        return self._threads
+
+    def describe(self) -> str:
+        """Where tasks run, and how much memory each worker may hold."""
+        found = self._client.scheduler_info(n_workers=-1)["workers"].values()
+        limits = sorted({int(worker["memory_limit"] or 0) for worker in found})
+        ends = dict.fromkeys((limits[0], limits[-1])) if limits else {}
+        shown = " to ".join(show_memory(limit) if limit else "no limit" for limit in ends)
+        many = f"{len(found)} worker{'' if len(found) == 1 else 's'} of {self._threads} thread"
+        return f"scheduler {self.address}: {many}{'' if self._threads == 1 else 's'} in all, memory limit {shown} each"
+
+    def _check_versions(self) -> None:
+        """Refuse workers of other versions now; those that come later are refused with their first batch."""
+        name = f"theory-lab-versions-{uuid.uuid4().hex}"
+        workers = list(self._client.nthreads())[:_ASKED]
+        asked = {
+            worker: self._client.submit(
+                versions, key=f"{name}-{index}", workers=[worker], allow_other_workers=False, pure=False
+            )
+            for index, worker in enumerate(workers)
+        }
+        until = time.monotonic() + _ANSWER_SECONDS  # a busy or hanging worker answers later, with its first batch
+        while time.monotonic() < until and not all(future.done() for future in asked.values()):
+            time.sleep(0.01)
+        for worker, future in asked.items():
+            if future.status == "error":
+                raise cannot_load(self.address, future.exception() or WorkerError("no reason given"))
+            if future.status == "finished":
+                unlike = difference(versions(), future.result())
+                if unlike is not None:
+                    raise WorkerError(f"worker {worker} has {unlike}: install the same there")
+
+    def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[TaskResult]:
+        """Yield results as they finish; after ``deadline`` (``time.monotonic``) no further batch is sent.
+
+        Raises
+        ------
+        WorkerError
+            If the scheduler is lost, or all workers are for long; at the end, if a task took its worker with it each
+            time: everything else is done by then.
+        """
+        return Sending(self._client, self.address, self._pace, self._say).run(tasks, deadline)
+
+
+def _require_dask() -> None:
+    try:
+        import distributed  # noqa: F401  # only whether it is there
+    except ImportError:
+        raise InputError(
+            "scheduler", "dask.distributed is not installed", "pip install 'theory-lab[cluster]' to run on a cluster"
+        ) from None
+
+
+def _log_level() -> int:
+    return logging.WARNING if os.environ.get("THEORY_LAB_DEBUG") else logging.CRITICAL + 1
+
+
+@contextlib.contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """What Dask logs about losses, its users need not see: they are made good, or end the run with a line of ours."""
+    loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(_log_level())
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def _close(what: Client | LocalCluster) -> None:
+    """Close without waiting for what is lost already, and without a word about it."""
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        what.close(timeout=_CLOSE_SECONDS)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__
