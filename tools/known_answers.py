@@ -158,15 +158,17 @@ def consensus() -> Iterator[Entry]:
         for rho in (0.0, 0.0752, 0.3, 0.5, 0.9, -0.25):
             tau, proxy = threshold({"length": length})
             a, r = tau / mpmath.sqrt(proxy), mpf(rho)
-            slope = mpmath.sqrt(1 - r * r)
-            if rho == 0:
-                value = length * normal_tail(a) ** 2
-            else:
-                ends = [a, a + mpf(1) / 4, a + 1, a + 3, a + 8, a + 40]
-                value = length * mpmath.quad(lambda x: mpmath.npdf(x) * normal_tail((a - r * x) / slope), ends)
+            value = length * (normal_tail(a) ** 2 if rho == 0 else joint_tail(a, r))
             # joint_survival integrates to a relative 1e-12.
             near = 2.0 * float(a * a)
             yield entry("consensus", value, (0 if rho == 0 else 4e-12) + EPS * (32 + 8 * near), length=length, rho=rho)
+
+
+def joint_tail(a: Any, r: Any) -> Any:
+    """P(Z_1 > a, Z_2 > a) of normals with correlation r."""
+    slope = mpmath.sqrt(1 - r * r)
+    ends = [a, a + mpf(1) / 4, a + 1, a + 3, a + 8, a + 40]
+    return mpmath.quad(lambda x: mpmath.npdf(x) * normal_tail((a - r * x) / slope), ends)
 
 
 def extremes() -> Iterator[Entry]:
@@ -181,10 +183,7 @@ def extremes() -> Iterator[Entry]:
 def intervals() -> Iterator[Entry]:
     """Ends of the confidence intervals."""
     for hits, size, error in ((0, 20, 0.05), (3, 20, 0.05), (20, 20, 0.1), (150, 4096, 1e-3), (7, 10**6, 1e-6)):
-        half = mpf(error) / 2
-        # From the mean outwards: the roots of the binomial tails.
-        low = mpf(0) if hits == 0 else _root(lambda p: 1 - _at_most(hits - 1, size, p), half)
-        high = mpf(1) if hits == size else _root(lambda p: _at_most(hits, size, p), half)
+        low, high = binomial_ends(hits, size, mpf(error) / 2)
         yield entry("clopper-pearson", (low, high), 1e-11, hits=hits, size=size, error=error)
     for hits, size, error, prior in ((0, 100, 0.05, 0.01), (7, 100, 0.05, 0.05), (300, 4096, 1e-3, 0.1)):
         b = (1 - mpf(prior)) / mpf(prior)
@@ -206,13 +205,24 @@ def intervals() -> Iterator[Entry]:
             mean=mean, variance=variance, size=size, ceiling=ceiling, error=error,
         )  # fmt: skip
     for mean, variance, size, error in ((7.0, 2.25, 12, 0.05), (3.0, 0.5, 400, 1e-6)):
-        nu = mpf(size - 1)
-        quantile = _root(lambda x: mpmath.betainc(nu / 2, mpf(1) / 2, 0, nu / (nu + x * x), regularized=True), mpf(error),
-                         mpf(1), mpf(60))  # fmt: skip
+        quantile = student_quantile(mpf(size - 1), mpf(error))
         half = quantile * mpmath.sqrt(mpf(variance) / size)
         yield entry(
             "student", (mpf(mean) - half, mpf(mean) + half), 1e-12, mean=mean, variance=variance, size=size, error=error
         )
+
+
+def binomial_ends(hits: int, size: int, half: Any) -> tuple[Any, Any]:
+    """Where the binomial tails of a count are `half`."""
+    low = mpf(0) if hits == 0 else _root(lambda p: 1 - _at_most(hits - 1, size, p), half)
+    high = mpf(1) if hits == size else _root(lambda p: _at_most(hits, size, p), half)
+    return low, high
+
+
+def student_quantile(nu: Any, error: Any) -> Any:
+    """The x with P(|T| > x) = error."""
+    half = mpf(1) / 2
+    return _root(lambda x: mpmath.betainc(nu / 2, half, 0, nu / (nu + x * x), regularized=True), error, mpf(1), mpf(60))
 
 
 def own_results() -> Iterator[Entry]:
@@ -256,13 +266,14 @@ def _bisect(function: Function, low: Any, high: Any) -> Any:
 
 def philox() -> Iterator[Entry]:
     """The published test vectors of Philox-4x64-10 (Random123, kat_vectors)."""
-    ones, pi = "f" * 16, ("243f6a8885a308d3", "13198a2e03707344", "a4093822299f31d0", "082efa98ec4e6c89")
-    for counter, key, words in (
-        (("0" * 16,) * 4, ("0" * 16,) * 2, ("16554d9eca36314c", "db20fe9d672d0fdc", "d7e772cee186176b", "7e68b68aec7ba23b")),
-        ((ones,) * 4, (ones,) * 2, ("87b092c3013fe90b", "438c3c67be8d0224", "9cc7d7c69cd777b6", "a09caebf594f0ba0")),
-        (pi, ("452821e638d01377", "be5466cf34e90c6c"),
-         ("a528f45403e61d95", "38c72dbd566e9788", "a5a1610e72fd18b5", "57bd43b5e52b7fe6")),
-    ):  # fmt: skip
+    zero, one = "0" * 16, "f" * 16
+    pi = ("243f6a8885a308d3", "13198a2e03707344", "a4093822299f31d0", "082efa98ec4e6c89")
+    pi_key = ("452821e638d01377", "be5466cf34e90c6c")
+    of_zeros = ("16554d9eca36314c", "db20fe9d672d0fdc", "d7e772cee186176b", "7e68b68aec7ba23b")
+    of_ones = ("87b092c3013fe90b", "438c3c67be8d0224", "9cc7d7c69cd777b6", "a09caebf594f0ba0")
+    of_pi = ("a528f45403e61d95", "38c72dbd566e9788", "a5a1610e72fd18b5", "57bd43b5e52b7fe6")
+    published = (((zero,) * 4, (zero,) * 2, of_zeros), ((one,) * 4, (one,) * 2, of_ones), (pi, pi_key, of_pi))
+    for counter, key, words in published:
         yield {
             "kind": "philox",
             "given": {"counter": list(counter), "key": list(key)},

@@ -149,7 +149,7 @@ def students(setup: Setup) -> Iterator[Finding]:
 
 def cells(setup: Setup) -> Iterator[Finding]:
     """Intervals of cells as they are drawn cover the exact value; and their lower ends rarely exceed it."""
-    runs, error, trials = setup.pick(400, 4000, 40_000), 0.1, 200
+    runs, error, trials = setup.pick(250, 4000, 40_000), 0.1, 200
     for claim, changes in (
         ("tda-4.3", {"beta": 0.6}), ("tda-4.6", {"beta": 0.3}), ("tda-4.6", {"beta": 0.4, "rho": 0.5}),
         ("tda-4.3", {"beta": 0.6, "key_rho": 0.2}),

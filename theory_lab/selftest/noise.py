@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+
 from theory_lab.noise import Law, Scale, default_families, get_family
 from theory_lab.noise.continuous import StudentTLaw
 from theory_lab.noise.discrete import AtomLaw

@@ -105,7 +105,7 @@ def words_are_philox(setup: Setup) -> Iterator[Finding]:
     same &= open_uniform(np.array(words, np.uint64)).tolist() == middle
     same &= Stream(digest, 0, 0).uniforms(amount).tolist() == middle
     ends = open_uniform(np.array([0, _MASK], np.uint64))
-    same &= 0.0 < ends[0] and ends[1] < 1.0
+    same &= ends[0] > 0.0 and ends[1] < 1.0
     same &= [threshold_word(p) for p in (0.0, 2.0**-64, 0.25, 1.0)] == [0, 1, 1 << 62, _MASK]
     yield Finding(
         "bytes, lanes and uniforms", 3 * amount, "words", "as defined" if same else "differ", passed=bool(same)

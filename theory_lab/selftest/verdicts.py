@@ -15,7 +15,7 @@ from scipy import special
 
 from theory_lab.claims import CLAIMS, Point, get_claim
 from theory_lab.experiments import Budget, Settings, run
-from theory_lab.selftest.base import Finding, Setup, at_least, at_most, normal
+from theory_lab.selftest.base import Finding, Setup, at_least, at_most
 
 #: Must come out VIOLATED: the theorem's assumption fails, or the bound is half of what is attained.
 CONTROLS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ def _ratio(claim: str, length: int, head_dim: int = 64) -> float:
 
 def false_alarms(setup: Setup) -> Iterator[Finding]:
     """Each claim by itself, one cell a run, wrong either way; every estimator."""
-    runs = setup.pick(60, 600, 6000)
+    runs = setup.pick(40, 600, 6000)
     for claim in CLAIMS:
         ratio = _ratio(claim, 64)
         for wrong, scale in (("VIOLATED", ratio), ("HOLDS", ratio / 1.01 * (1 - 1e-9))):
@@ -79,7 +79,7 @@ def familywise(setup: Setup) -> Iterator[Finding]:
     For Gaussian noise the threshold grows and shrinks with the scores, so that the head dimension changes the cells but
     not what is counted.
     """
-    runs = setup.pick(60, 600, 6000)
+    runs = setup.pick(40, 600, 6000)
     first, wrong, estimates = setup.first_seed("familywise"), 0, np.empty((runs, len(_HEAD_DIMS)))
     ratio = _ratio("tda-4.3", 64)
     for index in range(runs):
@@ -89,17 +89,14 @@ def familywise(setup: Setup) -> Iterator[Finding]:
         wrong += bool((rows.verdict == "VIOLATED").any())
         estimates[index] = rows.sort_values("head_dim").estimate.to_numpy(float)
     yield _alarms(f"false VIOLATED in any of {len(_HEAD_DIMS)} cells", wrong, runs)
-    # Estimates are means of 32,000 Bernoullis, near enough to normal for their products.
-    spread = estimates - np.mean(estimates, axis=0)
-    spread /= np.sqrt((spread**2).mean(axis=0)) + 1e-300
-    pairs = (spread.T @ spread / np.sqrt(runs))[np.triu_indices(len(_HEAD_DIMS), 1)]
+    # Estimates are means of 32,000 Bernoullis, near enough to normal for Student's law of a correlation.
+    pairs = np.corrcoef(estimates, rowvar=False)[np.triu_indices(len(_HEAD_DIMS), 1)]
     worst = float(np.abs(pairs).max())
-    p = min(1.0, len(pairs) * normal(worst))
-    yield Finding("correlation of cells of a run", len(pairs), "pairs", f"largest |z| = {worst:.2f}", p)
-    # Runs of neighboring seeds too: the serial correlation of the runs' means.
-    means = estimates.mean(axis=1) - estimates.mean()
-    z = float(means[1:] @ means[:-1] / (means @ means)) * np.sqrt(runs)
-    yield Finding("correlation of runs of neighboring seeds", runs, "runs", f"z = {z:+.2f}", normal(float(z)))
+    p = min(1.0, len(pairs) * _uncorrelated(worst, runs))
+    yield Finding("correlation of cells of a run", len(pairs), "pairs", f"largest |r| = {worst:.3f}", p)
+    serial = float(np.corrcoef(estimates[1:, 0], estimates[:-1, 0])[0, 1])
+    p = _uncorrelated(abs(serial), runs - 1)
+    yield Finding("correlation of runs of neighboring seeds", runs, "runs", f"r = {serial:+.3f}", p)
     # The estimates' spread is what binomial counts have: chi-square, two-sided.
     mean = ratio / 64
     z2 = float(((estimates / 64 - mean) ** 2).sum() / (mean * (1 - mean) / (64 * 500)))
@@ -110,9 +107,16 @@ def familywise(setup: Setup) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def _uncorrelated(r: float, size: int) -> float:
+    """P(|correlation| >= r) of independent normals: t = r sqrt((size - 2) / (1 - r^2)) is Student's."""
+    if not r < 1.0:  # NaN too: estimates that never vary
+        return 0.0
+    return float(2.0 * special.stdtr(size - 2, -r * np.sqrt((size - 2) / (1.0 - r * r))))
+
+
 def sequential(setup: Setup) -> Iterator[Finding]:
     """Runs that stop when they are decided, with the bound at the exact value: up to nine looks."""
-    runs = setup.pick(60, 600, 6000)
+    runs = setup.pick(40, 600, 6000)
     for claim, estimator in (("tda-4.3", "tail"), ("tda-4.6", "importance")):
         ratio, first, wrong, looked = _ratio(claim, 64), setup.first_seed(f"sequential {claim}"), 0, 0
         for index in range(runs):
@@ -127,7 +131,7 @@ def sequential(setup: Setup) -> Iterator[Finding]:
 
 def power(setup: Setup) -> Iterator[Finding]:
     """Negative controls are VIOLATED in at least 99 of 100 runs at the default budget."""
-    runs = setup.pick(8, 100, 1000)
+    runs = setup.pick(6, 100, 1000)
     for name, changes in CONTROLS.items():
         first = setup.first_seed(f"control {name}")
         found = sum(
@@ -138,7 +142,7 @@ def power(setup: Setup) -> Iterator[Finding]:
 
 def true_cases(setup: Setup) -> Iterator[Finding]:
     """True cases at the default budget and error rate are not VIOLATED, and an easy one is HOLDS."""
-    runs = setup.pick(8, 100, 1000)
+    runs = setup.pick(6, 100, 1000)
     for noise, claim in TRUE_CASES:
         first = setup.first_seed(f"true {noise} {claim}")
         verdicts = [
