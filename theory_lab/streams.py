@@ -29,6 +29,7 @@ U64 = npt.NDArray[np.uint64]
 F64 = npt.NDArray[np.float64]
 
 _TWO64 = 1 << 64
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def validate_seed(seed: object) -> int:
@@ -54,7 +55,7 @@ def cell_digest(identity: Mapping[str, Any], seed: int) -> str:
     seed : int
         The run's seed.
     """
-    text = json.dumps([STREAM_VERSION, seed, dict(identity)], sort_keys=True, separators=(",", ":"))
+    text = _ENCODER.encode([STREAM_VERSION, seed, dict(identity)])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from theory_lab.errors import InputError
@@ -105,9 +105,13 @@ class Point:
 
     def identity(self) -> dict[str, Any]:
         """What fixes the draws: every field, the noise by content."""
-        fields = asdict(self)
-        fields["noise"] = self.noise if self.noise == ANY_LAW else self.family.identity
-        return fields
+        said = {name: getattr(self, name) for name in _FIELDS}
+        if self.noise != ANY_LAW:
+            said["noise"] = self.family.identity
+        return said
+
+
+_FIELDS = tuple(field.name for field in fields(Point))
 
 
 @dataclass(frozen=True)

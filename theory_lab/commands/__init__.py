@@ -22,6 +22,7 @@ NAMES: tuple[str, ...] = (
     "campaign",
     "reproduce",
     "report",
+    "results",
     "selftest",
 )
 

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from theory_lab.claims.base import Point, Statistic
@@ -32,7 +33,7 @@ class Cell:
         stream = {} if self.device == "cpu" else {"stream": GPU_STREAM}
         return {"statistic": self.statistic, "estimator": self.estimator, **stream, **self.point.identity()}
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Name of the cell: the key of its random streams and of its file."""
         return cell_digest(self.identity(), self.seed)

@@ -12,13 +12,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from theory_lab.estimation.base import BlockSum
 from theory_lab.streams import cell_digest
+
+if TYPE_CHECKING:
+    from theory_lab.estimation.base import BlockSum
 
 FORMAT_VERSION = 2
 #: Key of the JSON text in the metadata of a Parquet file's schema.
@@ -74,6 +76,8 @@ class BlockTable:
 
     def blocks(self) -> list[BlockSum]:
         """As block sums."""
+        from theory_lab.estimation.base import BlockSum
+
         return [BlockSum(*row) for row in zip(*(self.columns[name].tolist() for name in NAMES), strict=True)]
 
     def longest(self, other: BlockTable) -> BlockTable:

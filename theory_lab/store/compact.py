@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from theory_lab.store import manifest
 from theory_lab.store.cells import FORMAT_VERSION, BlockTable, DamagedError, read_cell, read_findings
 from theory_lab.store.files import locked, remove_leavings, write_atomically
 from theory_lab.store.packs import PACK_CELLS, Pack, PackWriter, orphans, pack_names
@@ -73,6 +74,8 @@ def compact(path: Path, whole: bool = True, tell: Callable[[int, int], None] | N
             stack.enter_context(locked(path / ".compact.lock", 0.0))
         except BlockingIOError:
             return Compaction(busy=True)
+        with locked(path / ".lock"):
+            manifest.raise_format(path)  # an older program would not see packs
         # Whoever packs holds the lock that we hold now: these are what killed ones left.
         remove_leavings(packs)
         for orphan in orphans(packs):

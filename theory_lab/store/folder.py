@@ -21,11 +21,12 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from theory_lab import __version__
 from theory_lab.errors import InputError, StoreError
 from theory_lab.estimation import sampler
 from theory_lab.estimation.base import BlockSum, Cell
@@ -159,29 +160,30 @@ class Store:
         with locked(self.path / ".lock"):
             yield
 
-    def _cell_path(self, cell: Cell) -> Path:
-        return self._cells / f"{cell.digest}.parquet"
-
     def save(self, cell: Cell, blocks: Sequence[BlockSum], seconds: float) -> None:
         """Write a cell; StoreError if the disk is full or the folder cannot be written.
 
         What is stored is never lost to a smaller run: of each block the longer version is kept.
         """
-        new = BlockTable.of(sorted(blocks, key=lambda block: block.block))
-        about = {"cell": cell.identity(), "seed": cell.seed, **provenance()}
-        if cell.device != "cpu":
-            about |= {name: metadata.version(name) for name in ("torch", "triton")}
+        self.save_many([(cell, blocks, seconds)])
+
+    def save_many(self, cells: Iterable[tuple[Cell, Sequence[BlockSum], float]]) -> None:
+        """Write cells, each with its blocks and the seconds it took, under one lock; as :meth:`save`."""
+        fresh = 0
         with self._writing("cells written before are kept"):
             with self._locked():
                 self._packs.refresh()
-                stored, _ = self._table(cell.digest)
-                table = new if stored is None else stored.longest(new)
-                content = encode(cell.digest, table, about)
-                fresh = self._write_new(self._cell_path(cell), content)
-                self._log_seconds(cell.digest, seconds)
+                for cell, blocks, seconds in cells:
+                    digest = cell.digest
+                    table = BlockTable.of(sorted(blocks, key=lambda block: block.block))
+                    stored, _ = self._table(digest)
+                    table = table if stored is None else stored.longest(table)
+                    content = encode(digest, table, _about(cell))
+                    fresh += self._write_new(self._cells / f"{digest}.parquet", content)
+                    self._log_seconds(digest, seconds)
             self._grown(fresh)
 
-    def _grown(self, fresh: bool) -> None:
+    def _grown(self, fresh: int) -> None:
         """Pack the loose cells when there are many."""
         self._loose += fresh
         if self._loose > LOOSE_CELLS:
@@ -313,6 +315,14 @@ class Store:
             self._write(self.path / "rows.parquet", lambda file: file.write(content))
 
 
+def _about(cell: Cell) -> dict[str, Any]:
+    """What is said about a cell beside its blocks."""
+    about = {"cell": cell.identity(), "seed": cell.seed, **provenance()}
+    if cell.device != "cpu":
+        about |= {name: metadata.version(name) for name in ("torch", "triton")}
+    return about
+
+
 def _as_one(summary: Summary, cell: Cell, trials: int) -> BlockSum | None:
     size = sampler(cell).block_trials(cell)
     if summary.trials != trials or not summary.step or (summary.blocks > 1 and summary.step != size):
@@ -323,6 +333,8 @@ def _as_one(summary: Summary, cell: Cell, trials: int) -> BlockSum | None:
 
 
 def _findings(found: dict[str, Any]) -> tuple[Finding, ...]:
+    if found.get("theory_lab") != __version__:  # cells rest on the stream's version, a study on all its code
+        raise DamagedError(f"{found['piece'][0]} was worked out by version {found.get('theory_lab')}")
     try:
         return tuple(Finding.from_json(about) for about in found["findings"])
     except (KeyError, TypeError) as error:  # the checksum agrees, yet another version's findings are built otherwise

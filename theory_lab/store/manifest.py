@@ -10,6 +10,7 @@ from typing import Any
 from theory_lab import __version__
 from theory_lab.errors import InputError, StoreError
 from theory_lab.store.cells import DAMAGE, FORMAT_VERSION, DamagedError, decode, read_findings
+from theory_lab.store.files import write_atomically
 from theory_lab.store.packs import Pack, pack_names
 from theory_lab.store.provenance import provenance
 from theory_lab.streams import STREAM_VERSION
@@ -23,6 +24,14 @@ _OURS = {"cells", "packs", ".lock", ".compact.lock", NAME, "rows.parquet", "timi
 def text() -> bytes:
     """The manifest of a folder that this version writes."""
     return (json.dumps({"format": FORMAT_VERSION, **provenance()}, indent=2, sort_keys=True) + "\n").encode()
+
+
+def raise_format(path: Path) -> None:
+    """Let the manifest say the present format, and leave its versions; the caller holds the lock."""
+    found = json.loads((path / NAME).read_bytes()) if read(path) else None
+    if found and found["format"] < FORMAT_VERSION:
+        content = (json.dumps({**found, "format": FORMAT_VERSION}, indent=2, sort_keys=True) + "\n").encode()
+        write_atomically(path / NAME, lambda file: file.write(content))
 
 
 def check_folder(path: Path) -> None:
