@@ -125,7 +125,7 @@ def validate_workers(workers: int | None) -> int:
 class Elsewhere(Protocol):
     """Another place where tasks run, such as a cluster (:class:`theory_lab.distributed.cluster.Cluster`)."""
 
-    def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[TaskResult]:
+    def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[list[TaskResult]]:
         """See :meth:`Engine.run`."""
 
 
@@ -160,8 +160,11 @@ class Engine:
             _terminate(self._pool)
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
-    def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[TaskResult]:
-        """Yield results as they finish; after ``deadline`` (``time.monotonic``) no further task is begun."""
+    def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[list[TaskResult]]:
+        """Yield results as they finish, those that arrive at a time as one list.
+
+        After ``deadline`` (``time.monotonic``) no further task is begun.
+        """
         if self._elsewhere is not None:
             yield from self._elsewhere.run(tasks, deadline)
             return
@@ -171,7 +174,7 @@ class Engine:
             for task in tasks:
                 if time.monotonic() >= deadline:
                     return
-                yield run_task(task)
+                yield [run_task(task)]
             return
         waiting, own = iter(elsewhere), (task for task in tasks if task.here)
         running: set[Future[TaskResult]] = set()
@@ -184,18 +187,11 @@ class Engine:
                 running.add(executor.submit(run_task, upcoming))
             mine = next(own, None) if time.monotonic() < deadline else None
             if mine is not None:
-                yield run_task(mine)
+                yield [run_task(mine)]
             elif not running:
                 return
             finished, running = wait(running, None if mine is None else 0, FIRST_COMPLETED)
-            for future in finished:
-                try:
-                    result = future.result()
-                except BrokenExecutor:
-                    raise WorkerError(
-                        "a worker process died (killed, or out of memory); try fewer with --workers"
-                    ) from None
-                yield result
+            yield from _together(finished)
 
     def _executor(self, tasks: Sequence[Task | PieceTask]) -> Executor | None:
         if self._given is not None:
@@ -206,6 +202,23 @@ class Engine:
                 return None
             self._pool = _start_pool(self._workers)
         return self._pool
+
+
+def _together(finished: Iterable[Future[TaskResult]]) -> Iterator[list[TaskResult]]:
+    """Results of futures that are done; what is there is handed on before the error of another is raised."""
+    results: list[TaskResult] = []
+    error: Exception | None = None
+    for future in finished:
+        try:
+            results.append(future.result())
+        except BrokenExecutor:
+            error = WorkerError("a worker process died (killed, or out of memory); try fewer with --workers")
+        except Exception as other:
+            error = error or other
+    if results:
+        yield results
+    if error is not None:
+        raise error
 
 
 def _start_pool(workers: int) -> ProcessPoolExecutor:

@@ -35,6 +35,7 @@ class Work:
     looks: int = 0
     pending: int = 0
     saved: bool = True
+    pooled: bool = False  # the store had it whole: its blocks are one
 
     @property
     def trials(self) -> int:
@@ -76,6 +77,7 @@ class Runner:
         cells = dict.fromkeys(cell for case in cases if (cell := case.cell(settings.seed)) is not None)
         self._works = {cell: Work(cell) for cell in cells}
         self._findings: dict[Piece, tuple[tuple[Finding, ...], float]] = {}
+        self._unsaved: list[Work] = []
         self._certain = {case: evaluate(case) for case in cases if case.cell(settings.seed) is None}
 
     def load(self) -> None:
@@ -83,10 +85,7 @@ class Runner:
         for work in self._works.values():
             work.target = self._settings.trials or default_trials(work.cell)
             if self._store is not None:
-                work.blocks, damage = self._store.load(work.cell)
-                if damage:
-                    self._progress.say(f"{damage}; it is drawn again")
-                work.seconds = self._store.seconds(work.cell.digest)
+                self._load(work, self._store)
         if self._store is None:
             return
         for piece in self._pieces:
@@ -96,11 +95,23 @@ class Runner:
             if found is not None:
                 self._findings[piece] = found, self._store.seconds(piece.digest(self._settings.seed))
 
+    def _load(self, work: Work, store: Store) -> None:
+        work.seconds = store.seconds(work.cell.digest)
+        # A sequential run looks at a cell at several sizes, and needs its blocks.
+        whole = store.pooled(work.cell, work.target) if self._settings.budget is None else None
+        if whole is not None:
+            work.blocks, work.pooled = [whole], True
+            return
+        work.blocks, damage = store.load(work.cell)
+        if damage:
+            self._progress.say(f"{damage}; it is drawn again")
+
     def fixed(self, engine: Engine) -> None:
         """Draw every cell's trials."""
-        for work in self._works.values():
+        missing = [work for work in self._works.values() if not work.pooled]
+        for work in missing:
             work.blocks = _cut_blocks(work.blocks, work.cell, work.target)
-        cells = [task for work in self._works.values() for task in plan_tasks(work.cell, work.target, work.blocks)]
+        cells = [task for work in missing for task in plan_tasks(work.cell, work.target, work.blocks)]
         pieces = self._piece_tasks()
         total = len(self._works) + len(self._pieces)
         # Long pieces first: they cannot be cut, and would leave a worker alone at the end.
@@ -163,15 +174,18 @@ class Runner:
             if isinstance(task, Task):
                 self._works[task.cell].pending += 1
         try:
-            for result in engine.run(tasks, deadline):
-                self._take(result, count)
+            for results in engine.run(tasks, deadline):
+                for result in results:
+                    self._take(result, count)
+                self._save()
         finally:
             # Blocks of a cell that was cut short are kept up to the first gap.
             for work in self._works.values():
                 if work.pending:
                     work.pending = 0
                     work.blocks = _contiguous(work)
-                    self._save(work)
+                    self._unsaved.append(work)
+            self._save()
 
     def _take(self, result: TaskResult, count: bool) -> None:
         if isinstance(result.task, PieceTask):
@@ -187,14 +201,18 @@ class Runner:
         work.saved = False
         work.pending -= 1
         if work.pending == 0:
-            self._save(work)
+            self._unsaved.append(work)
         if count:
             self._progress.advance(int(work.pending == 0), result.task.seconds)
 
-    def _save(self, work: Work) -> None:
-        if self._store is not None and not work.saved and work.blocks:
-            self._store.save(work.cell, work.blocks, work.seconds)
-        work.saved = True
+    def _save(self) -> None:
+        """Write the cells that are complete, or cut short, and not written yet."""
+        ready = [work for work in self._unsaved if not work.saved and work.blocks]
+        if self._store is not None and ready:
+            self._store.save_many([(work.cell, work.blocks, work.seconds) for work in ready])
+        for work in self._unsaved:
+            work.saved = True
+        self._unsaved = []
 
     def _interval(self, case: Case, error: float) -> Interval:
         cell = case.cell(self._settings.seed)

@@ -168,8 +168,10 @@ class Cluster:
                 if unlike is not None:
                     raise WorkerError(f"worker {worker} has {unlike}: install the same there")
 
-    def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[TaskResult]:
-        """Yield results as they finish; after ``deadline`` (``time.monotonic``) no further batch is sent.
+    def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[list[TaskResult]]:
+        """Yield results as they finish, batch by batch.
+
+        After ``deadline`` (``time.monotonic``) no further batch is sent.
 
         Raises
         ------

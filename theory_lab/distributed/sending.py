@@ -59,7 +59,7 @@ class Sending:
         self._last_worker = time.monotonic()
         self._folder = os.getcwd()
 
-    def run(self, tasks: Sequence[Task | PieceTask], deadline: float) -> Iterator[TaskResult]:
+    def run(self, tasks: Sequence[Task | PieceTask], deadline: float) -> Iterator[list[TaskResult]]:
         """See :meth:`theory_lab.distributed.cluster.Cluster.run`."""
         own = iter([task for task in tasks if task.here])
         self._tasks = [task for task in tasks if not task.here]
@@ -70,7 +70,7 @@ class Sending:
                 self._send(deadline)
                 mine = next(own, None) if time.monotonic() < deadline else None
                 if mine is not None:
-                    yield run_task(mine)
+                    yield [run_task(mine)]
                 elif not self._out and (self._plan.finished or time.monotonic() >= deadline):
                     break
                 for future, result in self._arrived(wait=mine is None):
@@ -125,7 +125,7 @@ class Sending:
             time.sleep(_POLL_SECONDS)
         return list(self._ended.next_batch(block=False))
 
-    def _receive(self, future: Future, result: Any) -> Iterator[TaskResult]:
+    def _receive(self, future: Future, result: Any) -> Iterator[list[TaskResult]]:
         number = self._out.pop(future, None)
         if number is None:
             return  # cancelled: another copy was first
@@ -135,13 +135,13 @@ class Sending:
             return
         self._look_into(number, future, result)
 
-    def _take(self, number: int, report: Report) -> Iterator[TaskResult]:
+    def _take(self, number: int, report: Report) -> Iterator[list[TaskResult]]:
         indices = self._plan.tasks(number)
         new, needless = self._plan.done(number, [outcome.seconds for outcome in report.outcomes])
         self._cancel([self._futures[other] for other in needless])
-        for position in new:
-            outcome = report.outcomes[position]
-            yield TaskResult(self._tasks[indices[position]], outcome.blocks, outcome.findings, outcome.seconds)
+        found = [(self._tasks[indices[position]], report.outcomes[position]) for position in new]
+        if found:
+            yield [TaskResult(task, done.blocks, done.findings, done.seconds) for task, done in found]
         if report.error is not None:
             raise report.error
 
