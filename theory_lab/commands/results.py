@@ -31,7 +31,7 @@ def command() -> None:
 
 
 def _open(store: str) -> Archive:
-    from theory_lab.store.provenance import require_pyarrow
+    from theory_lab.store.versions import require_pyarrow
 
     require_pyarrow()
     from theory_lab.store.archive import Archive

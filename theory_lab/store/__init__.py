@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from theory_lab.store.cells import FORMAT_VERSION
     from theory_lab.store.files import write_whole
     from theory_lab.store.folder import Store, longest
-    from theory_lab.store.provenance import provenance, require_pyarrow
+    from theory_lab.store.versions import provenance, require_pyarrow
     from theory_lab.store.rows import rows_to_parquet
 
 _HOMES = {
@@ -21,8 +21,8 @@ _HOMES = {
     "write_whole": "files",
     "Store": "folder",
     "longest": "folder",
-    "provenance": "provenance",
-    "require_pyarrow": "provenance",
+    "provenance": "versions",
+    "require_pyarrow": "versions",
     "rows_to_parquet": "rows",
 }
 

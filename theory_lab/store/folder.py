@@ -44,7 +44,7 @@ from theory_lab.store.cells import (
 from theory_lab.store.compact import compact, read_timings
 from theory_lab.store.files import locked, remove_leavings, sync_file, sync_folder, write_atomically
 from theory_lab.store.packs import Packs
-from theory_lab.store.provenance import provenance, require_pyarrow
+from theory_lab.store.versions import provenance, require_pyarrow
 from theory_lab.store.rows import rows_to_parquet
 from theory_lab.studies import Finding, Piece
 

@@ -12,7 +12,7 @@ from theory_lab.errors import InputError, StoreError
 from theory_lab.store.cells import DAMAGE, FORMAT_VERSION, DamagedError, decode, read_findings
 from theory_lab.store.files import write_atomically
 from theory_lab.store.packs import Pack, pack_names
-from theory_lab.store.provenance import provenance
+from theory_lab.store.versions import provenance
 from theory_lab.streams import STREAM_VERSION
 
 NAME = "manifest.json"
