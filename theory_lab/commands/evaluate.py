@@ -163,7 +163,7 @@ def _task(spec: str, seed: int, model: Any, corpus: str | None) -> Any:
     from theory_lab.tasks.registry import get_task, parse_spec, task_class
 
     name, parameters = parse_spec(spec)
-    if getattr(task_class(name), "takes_text", False):
+    if task_class(name).takes_text:
         # A model that learned the task from a corpus' text may have left the tokenizer there.
         own = model.tokenizer is not None or (corpus is None and "corpus" not in parameters)
         parameters = {"tokenizer": model if own else None, "corpus": corpus, **parameters}

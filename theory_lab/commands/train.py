@@ -31,7 +31,9 @@ _WORDS = ("size", "corpus", "task", "dtype", "device", "start", "out")
 @click.option("--model", metavar="KEY=VALUE,...",
               help="Fields of the model's configuration, as in positions=nape,num_hidden_layers=6.")  # fmt: skip
 @click.option("--corpus", metavar="DIR", help="Train on a corpus; theory-lab corpus build makes one.")
-@click.option("--task", metavar="NAME", help="Train on a task, with options as in recall:queries=8.")
+@click.option("--task", metavar="NAME",
+              help="Train on a task, with options as in recall:queries=8; or on several in turn, as in "
+              "'passkey + multi-needle:needles=4'. Words take the text of --corpus.")  # fmt: skip
 @click.option("--steps", metavar="NUMBER", help="Optimizer steps. Default: 200.")
 @click.option("--batch", metavar="NUMBER", help="Sequences a step, over all processes. Default: 8.")
 @click.option("--length", metavar="NUMBER", help="Tokens T of a sequence. Default: 256.")
@@ -44,7 +46,9 @@ _WORDS = ("size", "corpus", "task", "dtype", "device", "start", "out")
 @click.option("--seed", metavar="INTEGER", help="Of weights and data. Default: 0.")
 @click.option("--dtype", metavar="NAME", help="float32, bfloat16 or auto: bfloat16 on a GPU. Default: auto.")
 @click.option("--device", metavar="NAME", help="cpu, cuda, cuda:N or auto. Default: auto.")
-@click.option("--start", metavar="DIR", help="Start from the weights of a trained model.")
+@click.option("--start", metavar="DIR|NAME",
+              help="Start from a trained model: its folder, or a name of the zoo such as tda-pico. What is not given, "
+              "the attention included, is as in it.")  # fmt: skip
 @click.option("--eval-every", metavar="NUMBER", help="Steps between evaluations. Default: at the end alone.")
 @click.option("--eval-batches", metavar="NUMBER", help="Held-out batches of one. Default: 8.")
 @click.option("--log-every", metavar="NUMBER", help="Steps between rows of log.csv. Default: 1.")
@@ -70,6 +74,7 @@ def command(**options: Any) -> int:
     theory-lab train --attention tda --corpus DIR --out tda-pico
     theory-lab train --attention asentmax --size recall --task recall:queries=8 --length 64 --steps 2000 --out m
     theory-lab train --preset tda.small --corpus DIR --out m
+    theory-lab train --start tda-pico --task passkey --length 512 --out finder
     torchrun --nproc-per-node 8 -m theory_lab.main train --preset tda.paper --corpus DIR --out m
     """
     import importlib.util
@@ -119,6 +124,11 @@ def _settings(options: dict[str, Any]) -> TrainSettings:
         given["graph"] = options["graph"]
     if options["compiled"]:
         given["compile"] = True
+    if given.get("start") is not None:
+        from theory_lab.training.starting import inherited
+
+        TrainSettings(**given)  # numbers that make no sense are told before anything heavy is imported
+        given = inherited({"length": TrainSettings.length, **given})
     return TrainSettings(**given)
 
 

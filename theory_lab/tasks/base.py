@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -36,6 +37,10 @@ class Task(ABC):
     name: ClassVar[str]
     #: One line for lists.
     summary: ClassVar[str]
+    #: Whether it is made of words, so that it needs a tokenizer and may take a corpus.
+    takes_text: ClassVar[bool] = False
+    #: File of the tokenizer that its words are cut by, if it came from one.
+    tokenizer_file: Path | None = None
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = validate_seed(seed)

@@ -406,10 +406,14 @@ class Head:
 
 
 def trained_parameters(folder: Path, name: str) -> dict[str, Any]:
-    """Parameters of the task that a model was trained on, if ``train.json`` in its folder names that task."""
+    """Parameters of the task that a model was trained on, if ``train.json`` in its folder names that task.
+
+    Of several tasks of that name, those in which all agree.
+    """
     try:
         source = json.loads((folder / "train.json").read_text(encoding="utf-8"))["source"]
-        found = source["parameters"] if source["task"] == name else {}
-    except (OSError, ValueError, KeyError, TypeError):
+        parts = [dict(part["parameters"]) for part in source.get("parts", [source]) if part["task"] == name]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    return dict(found) if isinstance(found, dict) else {}
+    first, *others = parts or [{}]
+    return {key: value for key, value in first.items() if all(key in o and o[key] == value for o in others)}

@@ -1,9 +1,10 @@
-"""Tasks and sources by name, as people type them: ``recall``, ``recall:queries=8``, ``corpus:DIR``."""
+"""Tasks and sources by name, as people type them: ``recall:queries=8``, ``recall + copy``, ``corpus:DIR``."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +81,38 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
     return name.strip(), parameters
 
 
-def open_source(spec: str | Path, seed: int = 0, split: str = "train") -> Source:
+def takes_text(spec: str) -> bool:
+    """Whether a task, or one of several, is made of words, so that it needs a tokenizer and may take a corpus.
+
+    Raises
+    ------
+    InputError
+        If there is no such task.
+    """
+    return any(task_class(parse_spec(part)[0]).takes_text for part in split_spec(spec))
+
+
+def split_spec(spec: str) -> list[str]:
+    """The tasks of ``passkey + multi-needle:needles=4``; signs without blanks around them belong to a name."""
+    return [part.strip() for part in re.split(r"\s\+\s", spec)]
+
+
+def open_source(
+    spec: str | Path, seed: int = 0, split: str = "train", *, tokenizer: Any = None, corpus: str | Path | None = None
+) -> Source:
     """Open what a model is trained on.
 
     Parameters
     ----------
     spec : str or path
-        A task (``recall``, ``recall:queries=8``), or a corpus: its folder, or ``corpus:FOLDER``.
+        A task (``recall``, ``recall:queries=8``), several in turn (``passkey + multi-needle:needles=4``), or a corpus:
+        its folder, or ``corpus:FOLDER``.
     seed : int
         0 to 2^63 - 1.
     split : {'train', 'validation'}
         Of a corpus. Tasks have one stream for both.
+    tokenizer, corpus : optional
+        Of tasks of words that name none themselves.
 
     Raises
     ------
@@ -102,12 +124,21 @@ def open_source(spec: str | Path, seed: int = 0, split: str = "train") -> Source
         from theory_lab.corpus import Corpus
 
         return Corpus.open(text.removeprefix("corpus:")).source(split, seed)
-    name, parameters = parse_spec(text)
-    if name not in _BUILTIN:
-        raise InputError(
-            "source", text, f"{hint(name, _BUILTIN)}the folder of a corpus, or one of {', '.join(_BUILTIN)} is allowed"
-        )
-    return get_task(name, seed, **parameters)
+    parts = []
+    for part in split_spec(text):
+        name, parameters = parse_spec(part)
+        if name not in _BUILTIN:
+            allowed = f"{hint(name, _BUILTIN)}the folder of a corpus, or one of {', '.join(_BUILTIN)} is allowed"
+            raise InputError("source", part, allowed)
+        if task_class(name).takes_text:
+            given = {"tokenizer": tokenizer, "corpus": corpus}
+            parameters = {**{key: value for key, value in given.items() if value is not None}, **parameters}
+        parts.append(get_task(name, seed, **parameters))
+    if len(parts) == 1:
+        return parts[0]
+    from theory_lab.tasks.mixture import Mixture
+
+    return Mixture(parts, seed)
 
 
 def _value(text: str) -> Any:

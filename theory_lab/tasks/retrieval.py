@@ -68,8 +68,7 @@ def _opened(tokenizer: Any) -> tuple[Any, int, list[int]]:
     if isinstance(tokenizer, (str, Path)):
         from theory_lab.corpus.tokenizer import open_tokenizer
 
-        place = Path(tokenizer).expanduser()
-        tokenizer = open_tokenizer(place / "tokenizer.json" if place.is_dir() else place)
+        tokenizer = open_tokenizer(tokenizer_file(tokenizer))
     if hasattr(tokenizer, "encode_batch"):
         front = list(tokenizer.encode("").ids)
         return (
@@ -99,7 +98,6 @@ class _Retrieval(Task):
         See :class:`~theory_lab.tasks.base.Task`.
     """
 
-    #: The command line gives such a task the model's tokenizer.
     takes_text: ClassVar[bool] = True
     needles = 1
 
@@ -107,7 +105,10 @@ class _Retrieval(Task):
         super().__init__(seed)
         self.digits = whole("digits", digits, 1, 9)
         self._corpus = _opened_corpus(corpus)
-        self._words = _Words(self._corpus.path if tokenizer is None and self._corpus is not None else tokenizer)
+        tokenizer = self._corpus.path if tokenizer is None and self._corpus is not None else tokenizer
+        if isinstance(tokenizer, (str, Path)):
+            tokenizer = self.tokenizer_file = tokenizer_file(tokenizer)
+        self._words = _Words(tokenizer)
         if self._corpus is not None:
             self._check_same_tokenizer()
             # Where a word begins: its token starts with a blank or a line's end, as byte-level BPE writes them.
@@ -293,6 +294,12 @@ class MultiNeedle(_Retrieval):
 
     def _question(self, name: str) -> str:
         return f"\n\nThe number of the {name} is"
+
+
+def tokenizer_file(place: str | Path) -> Path:
+    """The file itself, or ``tokenizer.json`` of a folder."""
+    path = Path(place).expanduser()
+    return path / "tokenizer.json" if path.is_dir() else path
 
 
 def _opened_corpus(corpus: Any) -> Any:

@@ -34,7 +34,7 @@ class Opened(NamedTuple):
     held_out : list of Batch
         The same for every mechanism and every seed of a corpus.
     tokenizer : Path or None
-        Of a corpus.
+        File of the tokenizer whose tokens these are, if they are words.
     is_task : bool
         Whether accuracy means something.
     """
@@ -53,7 +53,7 @@ def open_data(settings: TrainSettings) -> Opened:
     InputError
         For an unknown task, a folder that is no corpus, and a corpus smaller than one batch.
     """
-    return _corpus(settings) if settings.corpus is not None else _task(settings)
+    return _corpus(settings) if settings.task is None else _task(settings)
 
 
 def _corpus(settings: TrainSettings) -> Opened:
@@ -85,15 +85,17 @@ def _corpus(settings: TrainSettings) -> Opened:
 
 def _task(settings: TrainSettings) -> Opened:
     from theory_lab.tasks import Task, open_source
+    from theory_lab.training.starting import start_tokenizer
 
     assert settings.task is not None
-    source = open_source(settings.task, settings.seed)
+    tokenizer = None if settings.start is None else start_tokenizer(settings.start)
+    source = open_source(settings.task, settings.seed, tokenizer=tokenizer, corpus=settings.corpus)
     if not isinstance(source, Task):
         raise InputError("task", settings.task, "a task is allowed; --corpus takes a folder")
     source.check_length(settings.length)
     each = min(settings.batch, 64)
     drawn = [source.examples(i, each, settings.length) for i in range(settings.eval_batches)]
-    return Opened(source, [Batch(e.tokens, e.labels) for e in drawn], None, True)
+    return Opened(source, [Batch(e.tokens, e.labels) for e in drawn], source.tokenizer_file, True)
 
 
 class Held(NamedTuple):

@@ -22,6 +22,7 @@ from theory_lab.training.feed import Feed, Segment
 from theory_lab.training.held_out import Held, Opened, evaluate, open_data, summarize
 from theory_lab.training.logs import Logs
 from theory_lab.training.settings import TrainSettings
+from theory_lab.training.starting import start_folder
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -131,6 +132,7 @@ class _Run:
         from theory_lab.training.stepping import precision
 
         s = self.settings
+        begun = None if s.start is None else start_folder(s.start)
         opened = open_data(s)
         config = make_config(
             s.size,
@@ -149,8 +151,8 @@ class _Run:
         with memory("while the model was made"):
             torch.manual_seed(s.seed)
             model: Any = LabForCausalLM(config)
-            if s.start is not None:
-                checkpoints.load_weights(model, checkpoints.read_weights(Path(s.start)), Path(s.start), "start")
+            if begun is not None:
+                checkpoints.load_weights(model, checkpoints.read_weights(begun), begun, "start")
             model.to(self.device).train()
         if known is not None and known.get("finished"):
             assert self.out is not None

@@ -3,7 +3,7 @@
 ::
 
     DIR/config.json, model.safetensors   the model, which transformers and ``theory-lab probe DIR`` read
-    DIR/tokenizer.json, ...              of a corpus
+    DIR/tokenizer.json, ...              of a corpus, or of the model that a task of words started from
     DIR/train.json                       settings, data, versions, device, losses, speed; written last
     DIR/log.csv, layers.csv              see theory_lab.training.logs
     DIR/checkpoints/step-N               see theory_lab.training.checkpoints
@@ -169,8 +169,12 @@ def finish(out: Path, model: Any, opened: Opened, record: dict[str, Any]) -> Non
 
 
 def _save_tokenizer(file: Path, folder: Path) -> None:
-    from transformers import PreTrainedTokenizerFast
+    """``tokenizer.json`` and what transformers needs beside it."""
+    from theory_lab.corpus.tokenizer import tokenizer_settings
 
-    PreTrainedTokenizerFast(
-        tokenizer_file=str(file), bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
-    ).save_pretrained(folder)
+    shutil.copyfile(file, folder / "tokenizer.json")
+    beside = [file.with_name(name) for name in ("tokenizer_config.json", "special_tokens_map.json")]
+    for found in (path for path in beside if path.is_file()):
+        shutil.copyfile(found, folder / found.name)
+    if not beside[0].is_file():
+        (folder / beside[0].name).write_bytes(tokenizer_settings())

@@ -39,9 +39,11 @@ class TrainSettings:
     model : mapping
         Fields of the model's configuration that replace those of its size.
     corpus : str or None
-        Folder of a corpus; either this or `task`.
+        Folder of a corpus; either this or `task`, or both where the task is made of words: its text surrounds them.
     task : str or None
-        A task that is generated on the fly, with its parameters as in ``recall:pairs=8``.
+        A task that is generated on the fly, with its parameters as in ``recall:queries=8``, or several that take turns,
+        as in ``passkey + multi-needle:needles=4``. A task of words takes the tokenizer of `start`, or else that of
+        `corpus`.
     steps : int
         Optimizer steps, at least 1.
     batch : int
@@ -70,7 +72,7 @@ class TrainSettings:
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     start : str or None
-        Folder of a trained model to start from, of the same architecture and vocabulary.
+        A trained model to start from, of the same architecture and vocabulary: its folder, or a name of the zoo.
     eval_every, eval_batches : int
         Steps between evaluations (0: only at the end), and held-out batches of each.
     log_every : int
@@ -148,9 +150,13 @@ class TrainSettings:
                 raise InputError("betas", beta, "numbers from 0 to below 1 are allowed")
         if self.dtype not in DTYPES:
             raise InputError("dtype", self.dtype, f"{hint(self.dtype, DTYPES)}known: {', '.join(DTYPES)}")
-        if (self.corpus is None) == (self.task is None):
-            given = "neither" if self.corpus is None else "both"
-            raise InputError("corpus", given, "either a corpus or a task is allowed")
+        if self.corpus is None and self.task is None:
+            raise InputError("corpus", "neither", "either a corpus or a task is allowed")
+        if self.corpus is not None and self.task is not None:
+            from theory_lab.tasks.registry import takes_text
+
+            if not takes_text(self.task):
+                raise InputError("corpus", "both", "either a corpus or a task is allowed, or both for a task of words")
         for name, instead in _ELSEWHERE.items():
             if name in self.model:
                 raise InputError("model", name, f"{instead}; other fields of the configuration are allowed")
