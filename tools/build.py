@@ -31,29 +31,37 @@ def git(*words: str) -> bytes:
     return subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True).stdout
 
 
-def build(commit: str, out: Path, umask: int = 0o022) -> list[Path]:
+def build(commit: str, out: Path) -> list[Path]:
     """Build both into `out`; returns their paths."""
     epoch = git("log", "-1", "--format=%ct", commit).decode().strip()
     env = {**os.environ, "SOURCE_DATE_EPOCH": epoch, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
     out.mkdir(parents=True, exist_ok=True)
-    before = os.umask(umask)
+    before = os.umask(0o022)  # permissions get into a wheel, and must not be the builder's
     try:
         with tempfile.TemporaryDirectory() as name:
             source, made = Path(name) / "source", Path(name) / "made"
             with tarfile.open(fileobj=io.BytesIO(git("archive", commit))) as exported:
                 exported.extractall(source, filter="data")
             call = [sys.executable, "-m", "build", "--outdir", str(made)]
-            subprocess.run([*call, "--sdist", str(source)], check=True, env=env, stdout=subprocess.DEVNULL)
+            _run([*call, "--sdist", str(source)], env)
             (sdist,) = made.glob("*.tar.gz")
             repack(sdist, int(epoch))
             with tarfile.open(sdist) as unpacked:
                 unpacked.extractall(Path(name) / "sdist", filter="data")
             (inner,) = (Path(name) / "sdist").iterdir()
-            subprocess.run([*call, "--wheel", str(inner)], check=True, env=env, stdout=subprocess.DEVNULL)
+            _run([*call, "--wheel", str(inner)], env)
             (wheel,) = made.glob("*.whl")
             return [path.rename(out / path.name) for path in (sdist, wheel)]
     finally:
         os.umask(before)
+
+
+def _run(words: list[str], env: dict[str, str]) -> None:
+    """Run quietly; what it said is shown if it fails."""
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    if done.returncode:
+        sys.stderr.write(done.stdout + done.stderr)
+        raise SystemExit(1)
 
 
 def repack(sdist: Path, epoch: int) -> None:
@@ -109,7 +117,8 @@ def main() -> int:
         print(f"{digest(path)}  {path.name}  {path.stat().st_size:,} bytes")
     if given.twice:
         with tempfile.TemporaryDirectory() as name:
-            again = build(given.commit, Path(name), umask=0o077)
+            os.umask(0o077)
+            again = build(given.commit, Path(name))
             differ = [a.name for a, b in zip(made, again, strict=True) if digest(a) != digest(b)]
         print(f"built twice: {', '.join(differ)} differ" if differ else "built twice: the same bytes")
         if differ:

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 _LIBRARY = """
 import importlib.util, pathlib, sys
@@ -135,9 +136,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("wheel", type=Path, help="the wheel to install")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environments (default: this one)")
-    parser.add_argument("--with", dest="pins", action="append", default=[], metavar="REQUIREMENT", help="such as numpy==2.0.2; repeatable")  # fmt: skip
+    many: dict[str, Any] = {"action": "append", "default": [], "metavar": "REQUIREMENT"}
+    parser.add_argument("--with", dest="pins", **many, help="such as numpy==2.0.2; repeatable")
     parser.add_argument("--models", action="store_true", help="install torch too, and probe a model")
-    parser.add_argument("--torch", action="append", default=[], metavar="REQUIREMENT", help="pins of the environment with models alone, such as torch==2.9.0")  # fmt: skip
+    parser.add_argument("--torch", **many, help="pins of the environment with models, such as torch==2.9.0")
     parser.add_argument("--uv", action="store_true", help="install with uv instead of pip")
     given = parser.parse_args()
     if not given.wheel.is_file():
