@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from theory_lab.store.cells import FORMAT_VERSION
     from theory_lab.store.files import write_whole
     from theory_lab.store.folder import Store, longest
-    from theory_lab.store.versions import provenance, require_pyarrow
     from theory_lab.store.rows import rows_to_parquet
+    from theory_lab.store.versions import provenance, require_pyarrow
 
 _HOMES = {
     "Archive": "archive",

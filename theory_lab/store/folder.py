@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 from theory_lab import __version__
 from theory_lab.errors import InputError, StoreError
-from theory_lab.estimation import sampler
 from theory_lab.estimation.base import BlockSum, Cell
 from theory_lab.store import manifest
 from theory_lab.store.cells import (
@@ -44,8 +43,8 @@ from theory_lab.store.cells import (
 from theory_lab.store.compact import compact, read_timings
 from theory_lab.store.files import locked, remove_leavings, sync_file, sync_folder, write_atomically
 from theory_lab.store.packs import Packs
-from theory_lab.store.versions import provenance, require_pyarrow
 from theory_lab.store.rows import rows_to_parquet
+from theory_lab.store.versions import provenance, require_pyarrow
 from theory_lab.studies import Finding, Piece
 
 if TYPE_CHECKING:
@@ -98,7 +97,8 @@ class Store:
                 remove_leavings(self.path)
                 remove_leavings(self._cells)
                 self._probe()
-                self._loose = sum(1 for _ in os.scandir(self._cells))
+                self._at_first = {name.partition(".")[0] for name in os.listdir(self._cells)}
+            self._loose = len(self._at_first)
             self._packs.refresh()
 
     def _known(self, resume: bool) -> int | None:
@@ -188,7 +188,7 @@ class Store:
         self._loose += fresh
         if self._loose > LOOSE_CELLS:
             compact(self.path, whole=False)
-            self._loose = sum(1 for _ in os.scandir(self._cells))
+            self._loose = len(os.listdir(self._cells))
 
     def _table(self, digest: str) -> tuple[BlockTable | None, str | None]:
         """All blocks of a cell that are stored and sound, and what is wrong with a file that is there."""
@@ -247,14 +247,13 @@ class Store:
         BlockSum or None
             Block 0 with all trials; None if the cell has to be loaded.
         """
-        digest = cell.digest
-        try:
-            found = _as_one(read_cell(self._cells / f"{digest}.parquet")[0].summary(), cell, trials)
-        except (FileNotFoundError, DamagedError):
-            found = None
+        digest, found = cell.digest, None
+        if digest in self._at_first:
+            with contextlib.suppress(FileNotFoundError, DamagedError):
+                found = _as_one(read_cell(self._cells / f"{digest}.parquet")[0].summary(), trials)
         for pack, row in self._packs.find(digest):
             if found is None and pack.sealed:
-                found = _as_one(pack.summary(row), cell, trials)
+                found = _as_one(pack.summary(row), trials)
         return found
 
     def save_piece(self, piece: Piece, seed: int, findings: Sequence[Finding], seconds: float) -> None:
@@ -323,11 +322,9 @@ def _about(cell: Cell) -> dict[str, Any]:
     return about
 
 
-def _as_one(summary: Summary, cell: Cell, trials: int) -> BlockSum | None:
-    size = sampler(cell).block_trials(cell)
-    if summary.trials != trials or not summary.step or (summary.blocks > 1 and summary.step != size):
-        return None
-    if summary.blocks != -(-trials // size):
+def _as_one(summary: Summary, trials: int) -> BlockSum | None:
+    # A cell's blocks are of one size, of which `step` is; a last one that is cut short makes up the rest.
+    if not summary.step or summary.trials != trials:
         return None
     return BlockSum(0, trials, summary.total, summary.total_sq)
 

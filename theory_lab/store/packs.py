@@ -48,6 +48,7 @@ _TEXTS = ("statistic", "estimator", "noise")
 _WHOLES = ("length", "head_dim")
 _NUMBERS = ("kappa", "beta", "sigma", "rho", "key_rho")
 _CACHED_GROUPS = 8
+_SUMS = ("blocks", "trials", "step", "total", "total_sq")
 _CELLS = ".cells.parquet"
 
 
@@ -249,17 +250,13 @@ class Pack:
             self.sealed, self.seal = False, {}
             self.damage = self.damage or f"{self.seal_path.name} is missing or damaged"
         self._columns: dict[str, Any] = {}
+        self._sums: list[list[Any]] | None = None
 
     def column(self, name: str) -> Any:
-        """A column of the table of cells, as an array; missing numbers are 0."""
+        """A column of numbers of the table of cells, as an array; missing ones are 0."""
         if name not in self._columns:
-            found = self.table.column(name)
-            kind = cells_schema().field(name).type
-            if str(kind) in ("int64", "double"):
-                found = found.fill_null(0)
-                self._columns[name] = found.to_numpy()
-            else:
-                self._columns[name] = found
+            found = self.table.column(name).to_numpy()
+            self._columns[name] = np.nan_to_num(found) if found.dtype.kind == "f" else found
         return self._columns[name]
 
     def is_cell(self, row: int) -> bool:
@@ -268,8 +265,9 @@ class Pack:
 
     def summary(self, row: int) -> Summary:
         """A cell's sums; to be believed if the pack is sealed."""
-        wholes = (int(self.column(name)[row]) for name in ("blocks", "trials", "step"))
-        return Summary(*wholes, *(float(self.column(name)[row]) for name in ("total", "total_sq")))
+        if self._sums is None:
+            self._sums = [self.table.column(name).to_pylist() for name in _SUMS]
+        return Summary(*(values[row] for values in self._sums))
 
     def about(self, row: int) -> dict[str, Any]:
         """What is said about a cell."""

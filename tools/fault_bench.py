@@ -1,0 +1,314 @@
+"""What a fault is tried on: a sweep as a user runs it, its undisturbed results, and the comparison with them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from theory_lab.store.archive import Archive, Damage
+from theory_lab.store.cells import DamagedError
+
+#: Law families and lengths of the sweep: 110 cells and 5 pieces of a study, a few seconds of drawing.
+NOISE = ("gaussian", "spherical", "uniform", "two-point", "student-t:3")
+SWEEP = (
+    "check", "tda-4.3", "tda-4.6", "tra-dispersion", *(word for name in NOISE for word in ("--noise", name)),
+    "--length", "2:2^20:x4", "--trials", "60000", "--format", "json",
+)  # fmt: skip
+POOL = ("--workers", "2")
+#: Another sweep that shares some cells with it.
+OVERLAP = (
+    "check", "tda-4.3", "--noise", "gaussian", "--noise", "laplace", "--length", "2:2^20:x2", "--trials", "60000",
+    "--workers", "1", "--format", "json",
+)  # fmt: skip
+_PATIENCE = 300.0
+_FOUND = re.compile(r"to draw: (\d+) cells(?:, (\d+) of them found)?")
+_LOCKS = {".lock", ".compact.lock"}
+
+
+@dataclass
+class Reference:
+    """The undisturbed run."""
+
+    rows: pd.DataFrame
+    blocks: dict[str, list[bytes]]
+    findings: dict[str, str]
+    seconds: float
+    drawing: float
+
+    @property
+    def cells(self) -> int:
+        """Cells and pieces."""
+        return len(self.blocks) + len(self.findings)
+
+
+@dataclass
+class Outcome:
+    """What one fault left behind, after the resume."""
+
+    lost: int = 0
+    changed: int = 0
+    tracebacks: int = 0
+    untidy: int = 0
+    notes: list[str] = field(default_factory=list)
+    found: int = -1
+    intact: int = -1
+    seconds: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing was lost or changed, and nobody saw a traceback."""
+        return not (self.lost or self.changed or self.tracebacks or self.untidy)
+
+
+class Run:
+    """A ``theory-lab`` command in a session of its own."""
+
+    def __init__(self, words: tuple[str, ...], work: Path, env: dict[str, str] | None = None, limit: int = 0) -> None:
+        self.out = work
+        self._log = open(work / f"log-{time.monotonic_ns()}", "w+")  # noqa: SIM115  # closed with the run
+        prefix = ["prlimit", f"--fsize={limit}"] if limit else []
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "theory_lab.main", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            start_new_session=True,
+        )
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self.process.poll() is None
+
+    def wait_for(self, path: Path) -> None:
+        """Wait until a file is there, or the run has ended."""
+        while self.alive() and not path.exists() and time.monotonic() - self.started < _PATIENCE:
+            time.sleep(0.005)
+
+    def signal(self, number: int, group: bool = True) -> None:
+        """Send a signal to the run and its workers, or to the run alone."""
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if group else os.kill)(self.process.pid, number)
+
+    def workers(self) -> list[int]:
+        """Its worker processes."""
+        found = []
+        for pid in _children(self.process.pid):
+            with contextlib.suppress(OSError):
+                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
+    def survivors(self) -> list[int]:
+        """Processes of its session that are still there."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError, IndexError, ValueError):
+                    words = (entry / "stat").read_text().rpartition(")")[2].split()
+                    if int(words[3]) == self.process.pid and words[0] != "Z":
+                        found.append(int(entry.name))
+        return found
+
+    def finish(self) -> tuple[int, str]:
+        """Wait for its end: exit code and standard error."""
+        try:
+            code = self.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+            code = -99
+        self._log.seek(0)
+        text = self._log.read()
+        self._log.close()
+        return code, text
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [int(word) for word in (task / "children").read_text().split()]
+    return found
+
+
+class Bench:
+    """A folder to try faults in, and what the sweep gives there undisturbed.
+
+    Parameters
+    ----------
+    work : Path
+        Where everything happens.
+    scheduler : str, optional
+        Address of a Dask scheduler for the runs that are asked to use it.
+    """
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
+        work.mkdir(parents=True, exist_ok=True)
+        self.whole = work / "whole"
+        shutil.rmtree(self.whole, ignore_errors=True)
+        run = Run((*SWEEP, *POOL, "--out", str(self.whole)), work)
+        run.wait_for(self.whole / "manifest.json")
+        began = time.monotonic()
+        code, text = run.finish()
+        if code not in (0, 1, 3):
+            raise SystemExit(f"the undisturbed run failed with {code}:\n{text}")
+        ended = time.monotonic()
+        blocks, findings, problems = contents(self.whole)
+        if problems:
+            raise SystemExit(f"the undisturbed run left {problems}")
+        rows = pd.read_parquet(self.whole / "rows.parquet").drop(columns="seconds")
+        self.reference = Reference(rows, blocks, findings, ended - run.started, ended - began)
+        self._count = 0
+
+    def fresh(self) -> Path:
+        """A name for a new results folder."""
+        self._count += 1
+        return self.work / f"trial-{self._count}"
+
+    def copy(self) -> Path:
+        """A new results folder with the whole results."""
+        path = self.fresh()
+        shutil.copytree(self.whole, path)
+        return path
+
+    def start(self, out: Path, *more: str, resume: bool = False, env: dict[str, str] | None = None, limit: int = 0,
+              sweep: tuple[str, ...] = SWEEP) -> Run:  # fmt: skip
+        """Start the sweep."""
+        where = () if "--scheduler" in more or sweep is not SWEEP else POOL
+        words = (*sweep, *where, "--out", str(out), *(("--resume",) if resume else ()), *more)
+        return Run(words, self.work, env, limit)
+
+    def intact(self, out: Path) -> int:
+        """Cells and pieces that lie in a folder as the undisturbed run has them."""
+        if not (out / "cells").is_dir():
+            return 0
+        blocks, findings, _ = contents(out)
+        same = sum(self.reference.blocks.get(name) == found for name, found in blocks.items())
+        return same + sum(self.reference.findings.get(name) == found for name, found in findings.items())
+
+    def settle(self, out: Path, outcome: Outcome, *more: str, env: dict[str, str] | None = None) -> Outcome:
+        """Resume the sweep and compare what it gives with the undisturbed run."""
+        outcome.intact = self.intact(out)
+        code, text = self.start(out, *more, resume=True, env=env).finish()
+        outcome.tracebacks += count_tracebacks(text)
+        match = _FOUND.search(text)
+        outcome.found = int(match[2] or 0) if match else 0
+        if code not in (0, 1, 3):
+            outcome.lost += self.reference.cells
+            outcome.notes.append(f"resume ended with {code}: {last_line(text)}")
+            return outcome
+        if outcome.found < outcome.intact:
+            outcome.lost += outcome.intact - outcome.found
+            outcome.notes.append(f"{outcome.intact} cells were intact, the resume found {outcome.found}")
+        self.compare(out, outcome)
+        return outcome
+
+    def compare(self, out: Path, outcome: Outcome) -> None:
+        """Hold a finished folder against the undisturbed run."""
+        blocks, findings, problems = contents(out)
+        for name, want in [*self.reference.blocks.items(), *self.reference.findings.items()]:
+            have = blocks.get(name) if name in self.reference.blocks else findings.get(name)
+            outcome.lost += have is None
+            outcome.changed += have is not None and have != want
+        try:
+            rows = pd.read_parquet(out / "rows.parquet").drop(columns="seconds")
+            pd.testing.assert_frame_equal(rows, self.reference.rows, check_exact=True)
+        except (AssertionError, OSError, KeyError) as error:
+            outcome.changed += 1
+            outcome.notes.append(f"rows differ: {str(error).splitlines()[0] if str(error) else error!r}")
+        outcome.notes += problems
+        outcome.changed += len(problems)
+        leavings = [p.name for p in out.rglob(".*") if p.name not in _LOCKS]
+        if leavings:
+            outcome.untidy += len(leavings)
+            outcome.notes.append(f"left behind: {leavings[:3]}")
+
+
+def contents(out: Path) -> tuple[dict[str, list[bytes]], dict[str, str], list[str]]:
+    """Every sound cell and piece of a folder, and what is wrong with the others."""
+    blocks: dict[str, list[bytes]] = {}
+    findings: dict[str, str] = {}
+    problems: list[str] = []
+    archive = Archive(out)
+    for name, places in archive.places().items():
+        for place in places:
+            try:
+                if place.is_cell():
+                    table = place.read()[0]
+                    blocks[name] = [table.columns[column].tobytes() for column in sorted(table.columns)]
+                else:
+                    findings[name] = repr(place.findings()["findings"])
+            except (DamagedError, FileNotFoundError) as error:
+                problems.append(str(error))
+    return blocks, findings, problems
+
+
+def damage(out: Path) -> list[str]:
+    """What ``theory-lab results verify`` finds."""
+    return [found.where for found in Archive(out).verify() if isinstance(found, Damage)]
+
+
+def count_tracebacks(text: str) -> int:
+    """Tracebacks, and words of the interpreter that no user should see."""
+    return text.count("Traceback (most recent call last)") + text.count("Exception ignored")
+
+
+def last_line(text: str) -> str:
+    """The last line of a log."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+@contextlib.contextmanager
+def small_disk(point: Path, size: str) -> Iterator[Path]:
+    """A disk of a given size (root only)."""
+    point.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(point)], check=True)
+    try:
+        yield point
+    finally:
+        for _ in range(100):
+            if subprocess.run(["umount", str(point)], capture_output=True, check=False).returncode == 0:
+                break
+            time.sleep(0.1)
+
+
+def remount(point: Path, options: str) -> bool:
+    """Change a disk's options; whether that worked."""
+    words = ["mount", "-o", f"remount,{options}", str(point)]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+def can_mount(work: Path) -> bool:
+    """Whether this user may mount disks."""
+    if os.geteuid() != 0:
+        return False
+    try:
+        with small_disk(work / "mount-test", "64k"):
+            return True
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
+def flip(raw: bytes, rng: np.random.Generator) -> bytes:
+    """Bytes with 1 to 8 of them changed."""
+    changed = bytearray(raw)
+    for index in rng.choice(len(raw), size=min(len(raw), int(rng.integers(1, 9))), replace=False):
+        changed[index] ^= int(rng.integers(1, 256))
+    return bytes(changed)
