@@ -35,10 +35,27 @@ def rotations(positions: Tensor, head_dim: int, theta: float, ntk_factor: float 
         (B, 1, T, D / 2) each, float32.
     """
     base = theta * ntk_factor ** (head_dim / (head_dim - 2)) if head_dim > 2 else theta
+    if torch.compiler.is_compiling():
+        return _opaque_rotations(positions, head_dim, base)
+    return _rotations(positions, head_dim, base)
+
+
+def _rotations(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
     # float64 on the way: at position 10^5 float32 frequencies are off by a visible angle.
     order = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64)
     angles = positions[:, None, :, None].double() * base ** (-order / head_dim)
     return angles.cos().float(), angles.sin().float()
+
+
+# A compiler that sees these pointwise steps puts them into every kernel that turns queries and keys, and computes each
+# cosine in float64 again for each head, layer and direction: a third of a training step.
+_opaque_rotations = torch.library.custom_op("theory_lab::rotations", _rotations, mutates_args=())
+
+
+@_opaque_rotations.register_fake
+def _(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    shape = (positions.shape[0], 1, positions.shape[1], head_dim // 2)
+    return positions.new_empty(shape, dtype=torch.float32), positions.new_empty(shape, dtype=torch.float32)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
