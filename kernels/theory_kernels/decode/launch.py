@@ -56,6 +56,8 @@ def options(rows: int, dim: int, views: int, dtype: torch.dtype) -> Options:
     most = 64 if wide <= 128 else 32 if wide <= 256 else 16
     bm = min(most, max(16, triton.next_power_of_2(rows)))
     keys = 64 if wide <= 128 else 32 if wide <= 256 else 16
+    if wide <= 64 and bm == 16 and views == 1:
+        return Options(bm, keys, 4, 3, 4, 128)
     return Options(bm, keys, 4, 3 if wide * views <= 128 else 2, 2)
 
 
@@ -67,11 +69,11 @@ def screen_options(rows: int, dim: int, views: int, dtype: torch.dtype, keys: in
     if INTERPRETED:
         return Screening(32, 16, 4, 1)
     if keys:
-        step = max(1, 128 * 128 // (max(128, dim) * max(1, rows // 32)) // keys)
+        step = max(1, 128 * 128 // (max(64, dim) * max(1, rows // 32)) // keys)
         return Screening(64 * step, step, 4, 3 if views == 1 else 2)
     wide = dim * (2 if dtype == torch.float32 else 1) * max(1, rows // 32)
     step = max(16, 64 * 128 // max(128, wide))
-    return Screening(256, step, 8 if wide > 256 else 4, 3 if wide * views <= 128 else 2)
+    return Screening(512, step, 8 if wide > 256 else 4, 3 if wide * views <= 128 else 2)
 
 
 @functools.cache
@@ -114,6 +116,9 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     screening = screen_options(
         chosen.rows, width, len(views), q1.dtype, problem.block if bounds[0] and bounds[0].kind == "int8" else 0
     )
+    # A short cache: too few programs to read its bounds at full speed, unless each takes fewer blocks.
+    while units * triton.cdiv(blocks, screening.blocks) < _processors(device) and screening.blocks >= 4 * screening.step:
+        screening = screening._replace(blocks=screening.blocks // 2)
     tiles = triton.cdiv(blocks, screening.blocks)
     programs = _processors(device) * chosen.per_sm
 
