@@ -117,7 +117,8 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
         chosen.rows, width, len(views), q1.dtype, problem.block if bounds[0] and bounds[0].kind == "int8" else 0
     )
     # A short cache: too few programs to read its bounds at full speed, unless each takes fewer blocks.
-    while units * triton.cdiv(blocks, screening.blocks) < _processors(device) and screening.blocks >= 4 * screening.step:
+    busy = _processors(device)
+    while units * triton.cdiv(blocks, screening.blocks) < busy and screening.blocks >= 4 * screening.step:
         screening = screening._replace(blocks=screening.blocks // 2)
     tiles = triton.cdiv(blocks, screening.blocks)
     programs = _processors(device) * chosen.per_sm
