@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from fault_bench import OVERLAP, Bench, Outcome, Run, count_tracebacks, damage, flip, last_line, remount, small_disk
+from fault_others import kill_probe, kill_training
 
 Rng = np.random.Generator
 Fault = Callable[[Bench, Rng], Outcome]
@@ -68,8 +69,8 @@ def _after(run: Run, allowed: tuple[int, ...] = ()) -> Outcome:
 
 
 def kill_all(bench: Bench, rng: Rng) -> Outcome:
-    """SIGKILL of the run and its workers."""
-    run = _begin(bench)
+    """SIGKILL of the run and its workers; every other run draws in its own process."""
+    run = _begin(bench, *(("--workers", "1") if rng.random() < 0.5 else ()))
     _sleep(bench, run, rng, start=bool(rng.random() < 0.2))
     run.signal(signal.SIGKILL)
     return bench.settle(run.out, _after(run))
@@ -485,5 +486,7 @@ KINDS = (
     Kind("leavings", "temporary files, locks and halves of packs left over", leavings, 5, 1),
     Kind("sigkill-compact", "SIGKILL of results compact", kill_compact, 6, 1),
     Kind("compact-meanwhile", "results compact while the run writes", compact_meanwhile, 3),
+    Kind("sigkill-training", "SIGKILL of theory-lab train", kill_training, 4, 1, "torch"),
+    Kind("sigkill-probe", "SIGKILL of theory-lab probe", kill_probe, 3, 1, "torch"),
     Kind("sigkill-migrate", "SIGKILL of results migrate", version_one, 3, 1),
 )

@@ -1,7 +1,7 @@
 """Disturb runs of ``theory-lab check`` in every way that a machine or a user might, and count what is lost.
 
     python tools/faults.py                    every kind, about 230 faults
-    python tools/faults.py --kinds sigkill-run,disk-full --share 0.1
+    python tools/faults.py --kinds sigkill-run,disk-full --share 0.1   with --out, records of other kinds are kept
     python tools/faults.py --list
 
 First the sweep runs undisturbed. Then each fault strikes a run, or its folder, at a moment or place drawn from the
@@ -79,6 +79,8 @@ def main() -> int:
                 records += _try(bench, kind, options)
     finally:
         stop_cluster()
+    if options.kinds and options.out:
+        records, kinds = _with_earlier(Path(options.out), records, kinds)
     _print(records, kinds, left_out)
     if options.out:
         _write(Path(options.out), records, kinds, left_out, reference.cells, options.seed, time.monotonic() - started)
@@ -105,8 +107,9 @@ def _missing(work: Path) -> dict[str, str]:
     missing = {}
     if not can_mount(work):
         missing["root"] = "mounting a small disk needs root"
-    if importlib.util.find_spec("distributed") is None:
-        missing["dask"] = "dask.distributed is not installed"
+    for name, module, what in (("dask", "distributed", "dask.distributed"), ("torch", "transformers", "transformers")):
+        if importlib.util.find_spec(module) is None:
+            missing[name] = f"{what} is not installed"
     return missing
 
 
@@ -135,6 +138,22 @@ def _try(bench: Bench, kind: Kind, options: argparse.Namespace) -> list[Record]:
             for path in set(bench.work.iterdir()) - before:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return records
+
+
+def _with_earlier(out: Path, records: list[Record], kinds: list[Kind]) -> tuple[list[Record], list[Kind]]:
+    """With the records of kinds that were tried before and not now."""
+    names = {kind.name for kind in kinds}
+    if (out / "faults.csv").exists():
+        with open(out / "faults.csv", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["kind"] not in names]
+        wholes = ("trial", "lost", "changed", "tracebacks", "untidy", "intact", "found")
+        for row in rows:
+            numbers = {name: int(row[name]) for name in wholes}
+            records.append(Record(row["kind"], **numbers, seconds=float(row["seconds"]), notes=row["notes"]))
+        names |= {row["kind"] for row in rows}
+    order = [kind.name for kind in KINDS]
+    records.sort(key=lambda record: (order.index(record.kind), record.trial))
+    return records, [kind for kind in KINDS if kind.name in names]
 
 
 def _sums(records: list[Record], kinds: list[Kind]) -> list[dict[str, object]]:

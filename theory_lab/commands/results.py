@@ -58,11 +58,11 @@ def ls_command(store: str, cells: bool, full: bool, form: str) -> None:
     for item in damaged:
         click.echo(f"theory-lab: {item.what}; theory-lab results verify {store}", err=True)
     if form != "table":
-        from theory_lab import render
-        from theory_lab.store.export import guarded
+        from theory_lab.render import to_json
+        from theory_lab.store.export import to_csv
 
         frame = table.drop_columns(["first_row", "about", "findings"]).to_pandas()
-        click.echo(render.to_json(frame) if form == "json" else render.to_csv(guarded(frame)).rstrip("\n"))
+        click.echo(to_json(frame) if form == "json" else to_csv(frame).rstrip("\n"))
         return
     _print_head(archive, table)
     if cells or full:
@@ -187,9 +187,9 @@ def _show_claim(archive: Archive, claim: str, form: str) -> None:
     if form == "json":
         click.echo(render.to_json(rows))
     elif form == "csv":
-        from theory_lab.store.export import guarded
+        from theory_lab.store.export import to_csv
 
-        click.echo(render.to_csv(guarded(rows)), nl=False)
+        click.echo(to_csv(rows), nl=False)
     else:
         render._print_rows(render._console(), rows, [])
 
@@ -213,10 +213,9 @@ def _show_cell(archive: Archive, prefix: str, error: float, form: str) -> None:
     elif form == "csv":
         import pandas as pd
 
-        from theory_lab import render
-        from theory_lab.store.export import guarded
+        from theory_lab.store.export import to_csv
 
-        click.echo(render.to_csv(guarded(pd.json_normalize(about))), nl=False)
+        click.echo(to_csv(pd.json_normalize(about)), nl=False)
     else:
         for name, value in about.items():
             if isinstance(value, dict):
@@ -370,7 +369,7 @@ def _drop(archive: Archive, damaged: list[Any]) -> None:
             if item.path.parent.name != "packs" and item.path.exists():
                 os.replace(item.path, aside / item.path.name)
         if any(item.path.parent.name == "packs" for item in damaged):
-            compact(archive.path)
+            compact(archive.path, check=True)
     except OSError as error:
         raise StoreError(f"store: {archive.path}; it cannot be written ({error.strerror or error})") from error
     click.echo(

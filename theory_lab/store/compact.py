@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from theory_lab.store import manifest
 from theory_lab.store.cells import FORMAT_VERSION, BlockTable, DamagedError, read_cell, read_findings
 from theory_lab.store.files import locked, remove_leavings, write_atomically
-from theory_lab.store.packs import PACK_CELLS, Pack, PackWriter, orphans, pack_names
+from theory_lab.store.packs import PACK_CELLS, PACK_ROWS, Pack, PackWriter, orphans, pack_names
 
 #: Packs of fewer cells than this are merged once there are ``MOST_SMALL`` of them.
 _SMALL = PACK_CELLS // 2
@@ -50,7 +51,9 @@ class Compaction:
     busy: bool = False
 
 
-def compact(path: Path, whole: bool = True, tell: Callable[[int, int], None] | None = None) -> Compaction:
+def compact(
+    path: Path, whole: bool = True, tell: Callable[[int, int], None] | None = None, check: bool = False
+) -> Compaction:
     """Pack the loose cells of a store, and merge packs.
 
     Parameters
@@ -61,6 +64,8 @@ def compact(path: Path, whole: bool = True, tell: Callable[[int, int], None] | N
         Merge every pack that is smaller than it could be; otherwise small ones only, and only when there are many.
     tell : callable, optional
         Told how many cells are done, and how many there are.
+    check : bool
+        Read every pack, to set aside what is damaged.
 
     Raises
     ------
@@ -81,7 +86,7 @@ def compact(path: Path, whole: bool = True, tell: Callable[[int, int], None] | N
         for orphan in orphans(packs):
             orphan.unlink(missing_ok=True)
         work = _Work(path, cells, packs)
-        work.choose(whole)
+        work.choose(whole, check)
         try:
             return work.run(tell)
         except BaseException:
@@ -104,15 +109,16 @@ class _Work:
         self._unsound: set[Pack] = set()
         self._written: set[str] = set()
 
-    def choose(self, whole: bool) -> None:
+    def choose(self, whole: bool, check: bool) -> None:
         """Choose what to pack."""
         for file in self._cells.iterdir():
             if file.suffix in (".parquet", ".json") and not file.name.startswith("."):
                 self._loose.setdefault(file.stem, []).append(file)
         packs = [Pack(self._folder, name) for name in sorted(pack_names(self._folder))]
-        if whole:
-            tidy = len(packs) < 2 and not self._loose and all(pack.sealed for pack in packs)
-            self._packs = [] if tidy else packs
+        if check:
+            self._packs = packs
+        elif whole:
+            self._packs = self._not_full(packs)
         else:
             small = [pack for pack in packs if pack.sealed and len(pack.names) < _SMALL]
             self._packs = small if len(small) >= _MOST_SMALL else []
@@ -122,6 +128,17 @@ class _Work:
                 self._unsound.add(pack)
             for row, name in enumerate(pack.names):
                 self._places.setdefault(name, []).append((pack, row))
+
+    def _not_full(self, packs: list[Pack]) -> list[Pack]:
+        """Packs with room, without a seal, or with a cell that lies elsewhere too; none if one alone has room."""
+        seen = Counter(name for pack in packs for name in pack.names)
+        seen.update(self._loose.keys())
+        twice = {pack for pack in packs if any(seen[name] > 1 for name in pack.names)}
+        room = {pack for pack in packs if len(pack.names) < PACK_CELLS and pack.rows < PACK_ROWS}
+        unsealed = {pack for pack in packs if not pack.sealed}
+        if len(room) < 2 and not self._loose:
+            room = set()
+        return [pack for pack in packs if pack in room | twice | unsealed]
 
     def run(self, tell: Callable[[int, int], None] | None) -> Compaction:
         """Write packs, then remove what went into them."""

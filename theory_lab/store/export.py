@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,11 @@ def guarded(frame: pd.DataFrame) -> pd.DataFrame:
             texts = column.map(lambda value: guard(value) if isinstance(value, str) else value)
             safe.isetitem(position, texts.to_numpy(dtype=object))
     return safe
+
+
+def to_csv(frame: pd.DataFrame) -> str:
+    """CSV whose texts are guarded, and quoted, so that none of them breaks out of its field."""
+    return guarded(frame).to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
 
 
 def _numeric(column: pd.Series[Any]) -> bool:
@@ -95,7 +101,7 @@ def export(archive: Archive, target: str, what: str = "rows") -> int:
 
 def _encode(frame: pd.DataFrame, ending: str) -> bytes:
     if ending == ".csv":
-        return guarded(frame).to_csv(index=False).encode()
+        return to_csv(frame).encode()
     if ending == ".json":
         from theory_lab.render import to_json
 

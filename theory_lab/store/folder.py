@@ -41,7 +41,7 @@ from theory_lab.store.cells import (
     read_findings,
 )
 from theory_lab.store.compact import compact, read_timings
-from theory_lab.store.files import locked, remove_leavings, sync_file, sync_folder, write_atomically
+from theory_lab.store.files import PATIENCE, locked, remove_leavings, sync_file, sync_folder, write_atomically
 from theory_lab.store.packs import Packs
 from theory_lab.store.rows import rows_to_parquet
 from theory_lab.store.versions import provenance, require_pyarrow
@@ -157,7 +157,7 @@ class Store:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep other processes from writing between our reading and replacing."""
-        with locked(self.path / ".lock"):
+        with locked(self.path / ".lock", PATIENCE):
             yield
 
     def save(self, cell: Cell, blocks: Sequence[BlockSum], seconds: float) -> None:

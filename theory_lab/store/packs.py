@@ -314,13 +314,9 @@ class Pack:
             self._groups.popitem(last=False)
 
     @property
-    def bytes(self) -> int:
-        """Size on the disk."""
-        size = 0
-        for path in (self.blocks_path, self.cells_path, self.seal_path):
-            with contextlib.suppress(OSError):
-                size += path.stat().st_size
-        return size
+    def rows(self) -> int:
+        """Rows of blocks."""
+        return int(self.column("blocks").sum())
 
     def files(self) -> list[Path]:
         """Its files, in the order in which they may be removed."""
