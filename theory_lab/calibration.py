@@ -22,6 +22,7 @@ import torch
 
 from theory_lab.attention.base import Scope
 from theory_lab.errors import InputError, hint
+from theory_lab.outside import read_json
 from theory_lab.probes import texts
 from theory_lab.probes.plan import DEFAULT_MODEL
 from theory_lab.probes.texts import Text, Window
@@ -133,11 +134,14 @@ def read_thresholds(path: str | Path) -> torch.Tensor:
         No such file, or one of another kind.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))["thresholds"]
-        return torch.tensor([[-math.inf if tau is None else float(tau) for tau in heads] for heads in found])
+        found = read_json(Path(path))["thresholds"]
+        made = torch.tensor([[-math.inf if tau is None else float(tau) for tau in heads] for heads in found])
+        if made.ndim != 2 or not made.numel() or bool(made.isnan().any()):
+            raise ValueError
+        return made
     except OSError as error:
         raise InputError("thresholds", str(path), f"a readable file ({error.strerror or error})") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, OverflowError):
         raise InputError("thresholds", str(path), "a file that theory-lab calibrate --out has written") from None
 
 

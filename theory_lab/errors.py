@@ -5,6 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from theory_lab.outside import one_line
+
+#: Characters of a message's parts: what holds more comes from outside.
+_MOST_FIELD, _MOST_VALUE, _MOST_ALLOWED = 300, 120, 1400
+
 
 def hint(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """``did you mean '...'? `` with the nearest known name, or nothing."""
@@ -16,6 +21,10 @@ class TheoryLabError(Exception):
     """Base of every error raised on purpose; ``exit_code`` is what the command line returns for it."""
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        # Names and texts of users' files are in it: whatever they hold, it is one line that does nothing.
+        return one_line(super().__str__())
 
 
 class InputError(TheoryLabError, ValueError):
@@ -35,15 +44,19 @@ class InputError(TheoryLabError, ValueError):
         self.field = field
         self.value = value
         self.allowed = allowed
-        shown = value if isinstance(value, str) else repr(value)
-        shown = " ".join(shown.split())
-        if len(shown) > 120:
-            shown = shown[:117] + "..."
-        super().__init__(f"{field}: {shown}; {allowed}")
+        shown = one_line(value if isinstance(value, str) else _repr(value), _MOST_VALUE)
+        super().__init__(f"{one_line(field, _MOST_FIELD)}: {shown}; {one_line(allowed, _MOST_ALLOWED)}")
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, object, str]]:
         # Errors cross process boundaries; the default would replay the formatted message alone.
         return (type(self), (self.field, self.value, self.allowed))
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # an integer of more digits than Python prints
+        return f"a value of type {type(value).__name__}"
 
 
 class WorkerError(TheoryLabError):

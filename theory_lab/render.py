@@ -15,6 +15,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from theory_lab.outside import defused_frame, visible
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -30,6 +32,11 @@ _WORDS = {
     "any": "any law (worst case)",
     "head_dim": "d",
 }
+
+
+def plain(text: object) -> str:
+    """Text from outside for a table: no markup, and nothing that acts on a terminal."""
+    return escape(visible(text))
 
 
 def to_json(rows: pd.DataFrame) -> str:
@@ -49,8 +56,8 @@ def _plain(value: Any) -> Any:
 
 
 def to_csv(rows: pd.DataFrame) -> str:
-    """Comma-separated values with a header; numbers in full precision."""
-    return rows.to_csv(index=False)
+    """Comma-separated values with a header; numbers in full precision, and no text that a spreadsheet would run."""
+    return defused_frame(rows).to_csv(index=False)
 
 
 def number(value: float | None) -> str:
@@ -82,9 +89,9 @@ def _console() -> Console:
 
 
 def _table(*columns: tuple[str, str], title: str = "") -> Table:
-    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, title=plain(title) or None, title_justify="left", pad_edge=False)
     for name, side in columns:
-        table.add_column(escape(name), justify="right" if side == "r" else "left", no_wrap=side != "w", overflow="fold")
+        table.add_column(plain(name), justify="right" if side == "r" else "left", no_wrap=side != "w", overflow="fold")
     return table
 
 
@@ -107,7 +114,7 @@ def print_table(rows: pd.DataFrame, settings: Settings, full: bool = False) -> N
 def _cells(row: Any, constants: list[str]) -> list[str]:
     mark = "" if row.assumptions == "met" else " †"
     noise = _WORDS.get(row.noise, row.noise) + mark
-    return [row.claim, escape(noise), *(number(getattr(row, name)) for name in constants)]
+    return [row.claim, plain(noise), *(number(getattr(row, name)) for name in constants)]
 
 
 def _verdict(text: str, label: str = "") -> str:
@@ -127,7 +134,7 @@ def _fields(row: Any, verdict: str) -> dict[str, str]:
         "bound": number(row.bound),
         "estimate/bound": "-" if row.estimator == "study" and row.bound < 1e-6 else number(row.slack),
         "verdict": verdict,
-        "note": escape("; ".join(text for text in (row.assumptions, row.note) if text not in ("", "met"))),
+        "note": plain("; ".join(text for text in (row.assumptions, row.note) if text not in ("", "met"))),
     }
 
 
@@ -254,7 +261,7 @@ def _print_notes(console: Console, rows: pd.DataFrame, settings: Settings) -> No
         lines.append(f"Where the assumptions are met, {inside or 'no'} row{'' if inside == 1 else 's'} "
                      f"{'is' if inside == 1 else 'are'} VIOLATED.")  # fmt: skip
     for line in lines:
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(visible(line), soft_wrap=True, markup=False)
 
 
 def _precision(rows: pd.DataFrame, what: str) -> str:
@@ -317,7 +324,7 @@ def print_families(families: list[Family]) -> None:
     """List noise families."""
     table = _table(("family", "l"), ("sub-Gaussian", "l"), ("what it is", "w"))
     for family in families:
-        table.add_row(escape(family.name), "yes" if family.sub_gaussian else "no (control)", escape(family.summary))
+        table.add_row(plain(family.name), "yes" if family.sub_gaussian else "no (control)", plain(family.summary))
     table.add_row("file:PATH", "estimated", "scores from a .npy, .csv or .parquet file, rescaled to the proxy")
     table.add_row("file:PATH,raw", "estimated", "the same scores as they are")
     table.add_row("model:NAME", "estimated", "cosines of unrelated tokens in a trained model; layer=, head=, raw")
@@ -336,7 +343,7 @@ def print_family(family: Family) -> None:
     d = 64
     law = family.scaled(Scale(1 / d, d, math.sqrt(2 * math.log(1000) / d)))
     proxy = "none" if law.proxy is None else f"{number(law.proxy * d)} / d"
-    console.print(f"{family.name}: {family.summary}", markup=False, soft_wrap=True)
+    console.print(visible(f"{family.name}: {family.summary}"), markup=False, soft_wrap=True)
     console.print(f"scaled to sigma = 1, d = {d}: variance {number(law.variance * d)} / d, optimal proxy {proxy}")
     if isinstance(family, Empirical):
         found = family.bootstrap

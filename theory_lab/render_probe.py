@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from theory_lab.outside import visible
 from theory_lab.render import _console, _table
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def print_probe(result: ProbeResult) -> None:
         console.print(table)
         columns, lines, title = columns[count:], [[line[0], *line[count + 1 :]] for line in lines], ""
     for note in _notes(result, summary):
-        console.print(note, soft_wrap=True, markup=False)
+        console.print(visible(note), soft_wrap=True, markup=False)
 
 
 def _fitting(width: int, titles: list[str], lines: list[list[str]]) -> int:
@@ -182,4 +183,4 @@ def print_unrelated(result: UnrelatedResult) -> None:
         f"{short(result.spherical)}, the Gaussian {short(result.gaussian)}.",
         f"Intervals: {method(len(result.texts))}; --format csv prints them head by head.",
     ):
-        console.print(note, soft_wrap=True, markup=False)
+        console.print(visible(note), soft_wrap=True, markup=False)

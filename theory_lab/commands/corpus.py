@@ -101,7 +101,8 @@ def show_command(corpus: str, form: str) -> None:
 
 
 def _print(corpus: Any) -> None:
-    from theory_lab.render import _console, _table
+    from theory_lab.outside import visible
+    from theory_lab.render import _console, _table, plain
 
     table = _table(
         ("source", "l"), ("version", "w"), ("license", "w"), ("documents", "r"), ("kept", "r"), ("tokens", "r"),
@@ -109,11 +110,11 @@ def _print(corpus: Any) -> None:
     )  # fmt: skip
     for source in corpus.manifest["sources"]:
         numbers = (f"{source[key]:,}" for key in ("documents", "kept_documents", "tokens"))
-        table.add_row(source["name"], source["version"], source["license"], *numbers)
+        table.add_row(*(plain(source[key]) for key in ("name", "version", "license")), *numbers)
     _console().print(table)
     for split, count in corpus.manifest["splits"].items():
         each = count["characters"] / max(count["tokens"], 1)
         click.echo(
-            f"{split}: {count['documents']:,} documents, {count['tokens']:,} tokens, {each:.2f} characters a token"
+            f"{visible(split)}: {count['documents']:,} documents, {count['tokens']:,} tokens, {each:.2f} characters a token"
         )
-    click.echo(f"folder: {corpus.path}")
+    click.echo(visible(f"folder: {corpus.path}"))

@@ -9,13 +9,14 @@ import click
 
 from theory_lab.errors import InputError
 from theory_lab.grids import parse_numbers
+from theory_lab.outside import one_line
 
 EXIT_HOLDS, EXIT_VIOLATED, EXIT_USAGE, EXIT_INCONCLUSIVE, EXIT_INTERNAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 70, 130
 
 
 def fail(message: str) -> None:
     """One line on standard error."""
-    click.echo(f"theory-lab: error: {' '.join(message.split())}", err=True)
+    click.echo(f"theory-lab: error: {one_line(message, 2000)}", err=True)
 
 
 def one_number(text: str, field: str) -> float:
@@ -28,7 +29,7 @@ def one_number(text: str, field: str) -> float:
 
 def one_whole(text: str, field: str) -> int:
     """A single whole number; InputError otherwise."""
-    if re.fullmatch(r"\s*\d+\s*", text, re.ASCII):
+    if re.fullmatch(r"\s*\d{1,400}\s*", text, re.ASCII):
         return int(text)  # exact, where a float would round
     value = one_number(text, field)
     if value != int(value):

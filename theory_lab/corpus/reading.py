@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from theory_lab.errors import InputError
+from theory_lab.outside import read_json, read_npy
 from theory_lab.streams import cell_digest, validate_seed
 from theory_lab.tasks.source import BOS, I64, TRAINING, below, check_batch, draw_words
 
 FORMAT = 1
 SPLITS = ("train", "validation")
 TOKEN = np.dtype("<u2")
+#: Documents of a split, at most.
+_MOST_DOCUMENTS = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,16 @@ class Corpus:
         """
         folder = Path(path).expanduser()
         try:
-            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            manifest = read_json(folder / "manifest.json")
             form, name = manifest["format"], manifest["name"]
-            sizes = {split: int(manifest["splits"][split]["tokens"]) for split in SPLITS}
-            int(manifest["tokenizer"]["vocab_size"])
+            if form == FORMAT and not _is_whole(manifest):
+                raise ValueError
+            sizes = {split: manifest["splits"][split]["tokens"] for split in SPLITS}
         except FileNotFoundError:
             raise InputError(
                 "corpus", str(path), "a folder made by theory-lab corpus build is allowed; it has no manifest.json"
             ) from None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError):
             raise InputError("corpus", str(path), "its manifest.json is damaged: build it again") from None
         if form != FORMAT:
             raise InputError("corpus", str(path), f"'{name}' has format {form}, this version reads {FORMAT}")
@@ -102,7 +105,7 @@ class Corpus:
         """Where the documents of a split begin, shape (documents,)."""
         self._check_split(split)
         try:
-            return np.load(self.path / f"{split}.documents.npy", allow_pickle=False)
+            return read_npy(self.path / f"{split}.documents.npy", _MOST_DOCUMENTS)
         except (OSError, ValueError) as error:
             raise InputError("corpus", str(self.path), f"{split}.documents.npy is damaged: build it again") from error
 
@@ -131,11 +134,39 @@ class Corpus:
         if most < 1 or (count is not None and not 1 <= count <= most):
             raise InputError("length", length, f"the {split} split of '{self.name}' has {most} windows of that length")
         chosen = np.arange(most) if count is None else np.arange(count) * most // count
-        return _crops(text, chosen * (length - 1), length)
+        return self.checked(_crops(text, chosen * (length - 1), length))
+
+    def checked(self, tokens: I64) -> I64:
+        """The same tokens; InputError if one is none of the vocabulary, which would be read from beyond a table's end."""
+        if tokens.size and int(tokens.max()) >= self.vocab_size:
+            raise InputError(
+                "corpus",
+                str(self.path),
+                f"it holds token {int(tokens.max())}, and its vocabulary has {self.vocab_size:,}: build it again",
+            )
+        return tokens
 
     def _check_split(self, split: str) -> None:
         if split not in SPLITS:
             raise InputError("split", split, f"{' or '.join(SPLITS)} is allowed")
+
+
+def _is_whole(manifest: Any) -> bool:
+    """Whether a manifest holds all that a corpus says of itself; KeyError or TypeError if it does not."""
+    counts = [manifest["splits"][split][key] for split in manifest["splits"] for key in _COUNTS]
+    counts += [source[key] for source in manifest["sources"] for key in ("documents", "kept_documents", "tokens")]
+    counts.append(manifest["tokenizer"]["vocab_size"])
+    words = [source[key] for source in manifest["sources"] for key in ("name", "version", "license")]
+    return (
+        isinstance(manifest["name"], str)
+        and isinstance(manifest["splits"], dict)
+        and all(split in manifest["splits"] for split in SPLITS)
+        and all(type(count) is int and 0 <= count < 1 << 53 for count in counts)
+        and all(isinstance(word, str) for word in words)
+    )
+
+
+_COUNTS = ("documents", "tokens", "characters")
 
 
 class CorpusSource:
@@ -183,7 +214,7 @@ class CorpusSource:
         places = len(self._tokens) - (length - 1) + 1
         digest = cell_digest({"corpus": self._sha256, "split": self.split, "length": int(length)}, self.seed)
         starts = below(draw_words(digest, int(step), int(size), 1, TRAINING)[:, 0], places)
-        tokens = _crops(self._tokens, starts, int(length))
+        tokens = self.corpus.checked(_crops(self._tokens, starts, int(length)))
         return tokens, tokens.copy()
 
 

@@ -1,17 +1,32 @@
-"""What a model folder must not hold: pickles in place of weights, code, names that lead elsewhere."""
+"""What a model folder must not hold: pickles in place of weights, code, names that lead elsewhere, sizes that lie."""
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from theory_lab.errors import InputError
+from theory_lab.models.headers import Header, counts, read_safetensors
+from theory_lab.outside import one_line, read_json
 
 #: Weight files that are pickles: opening one runs whatever it says.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
 _INDEX = "model.safetensors.index.json"
+#: Bytes of a configuration; its numbers; layers and what else is built one by one.
+_MOST_CONFIG, _MOST_NUMBER, _MOST_LAYERS, _MOST_PARTS = 16 << 20, 1 << 40, 1000, 100_000
+_LAYERS = re.compile(r"layers?$|blocks?$|(^|[._])block_count$|(^|[._])depths?$")
+_PARTS = re.compile(r"(^|[._])(n|num)_|labels?$|experts?$|heads?$|count$")
+#: Numbers that are sizes, and build nothing one by one.
+_SIZES = re.compile(
+    r"position|token|seed|window|norm|vocab|emb|inner|ctx|context|hidden_size|tensor|kv_count|train|merges"
+)
+#: Layers that are never too many: configurations name defaults of parts that a model does not have.
+_FEW_LAYERS = 128
+#: How many times the numbers in its files a model may have, and numbers beside: quantized files pack many into one,
+#: and small models have masks of all pairs of positions.
+_MOST_TIMES, _MOST_BESIDE = 16, 1 << 24
 
 
 def check_folder(folder: Path, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -26,8 +41,9 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> dict[str, Any
     ------
     InputError
         If there is no configuration or no safetensors file, if weights are a pickle or an adapter's, if the
-        configuration names code of its own (or a kernel of the Hub) and ``trust_remote_code`` is False, or if the index
-        names files elsewhere.
+        configuration names code of its own (or a kernel of the Hub) and ``trust_remote_code`` is False, if the index
+        names files elsewhere, a file's header says what its file does not bear out, or the configuration announces more
+        layers than the files have tensors.
     """
     config = _read(folder, "config.json", "a folder with a config.json and safetensors weights is allowed")
     if not trust_remote_code:
@@ -55,9 +71,66 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> dict[str, Any
         _check_inside(folder, file.name)
     if (folder / _INDEX).exists():
         names = _read(folder, _INDEX, "").get("weight_map", {})
-        for name in set(names.values()) if isinstance(names, dict) else ():
-            _check_inside(folder, str(name))
+        for name in set(map(str, names.values())) if isinstance(names, dict) else ():
+            _check_inside(folder, name)
+    check_announced(folder, config, header_of(weights))
     return config
+
+
+def header_of(files: list[Path]) -> Header:
+    """The headers of several safetensors files as one."""
+    return Header(tuple(tensor for file in files for tensor in read_safetensors(file).tensors))
+
+
+def check_announced(path: Path, config: dict[str, Any], header: Header) -> None:
+    """Refuse a configuration whose numbers would be built one by one, or allocated, before any weight is looked at.
+
+    Raises
+    ------
+    InputError
+        The message names the key.
+    """
+    tensors = len(header.tensors)
+    for name, value in counts(config):
+        key = name.lower()
+        most = _MOST_NUMBER
+        if not _SIZES.search(key):
+            if _LAYERS.search(key):
+                most = min(max(tensors, _FEW_LAYERS), _MOST_LAYERS)
+            elif _PARTS.search(key):
+                most = _MOST_PARTS
+        if abs(value) > most:
+            beside = f", and its files have {tensors:,} tensors" if most < _MOST_PARTS else ""
+            raise InputError("model", str(path), f"its configuration says {name} = {one_line(value, 40)}{beside}")
+
+
+def check_built(path: Path, build: Any, header: Header) -> None:
+    """Build a model without memory, and refuse it if it is far larger than its files.
+
+    Parameters
+    ----------
+    path : Path
+        For the message.
+    build : callable
+        Makes the model; it is called where torch's device is "meta".
+    header : Header
+        Of its files.
+
+    Raises
+    ------
+    InputError
+        A library would fill up with random numbers what the files do not hold, and first allocate it.
+    """
+    import torch
+
+    with torch.device("meta"):
+        model = build()
+    seen = {id(one): one.numel() for one in (*model.parameters(), *model.buffers())}
+    size, there = sum(seen.values()), header.elements
+    if size > _MOST_TIMES * there + _MOST_BESIDE:
+        raise InputError(
+            "model", str(path), f"its configuration makes a model of {size:,} numbers, and its files hold {there:,}"
+        )
 
 
 def check_path(path: Path) -> None:
@@ -79,7 +152,7 @@ def _check_inside(folder: Path, name: str) -> None:
 
 def _read(folder: Path, name: str, allowed: str) -> dict[str, Any]:
     try:
-        found = json.loads((folder / name).read_text(encoding="utf-8"))
+        found = read_json(folder / name, _MOST_CONFIG)
     except FileNotFoundError:
         raise InputError("model", str(folder), allowed) from None
     except (OSError, ValueError) as error:
@@ -95,7 +168,7 @@ def _code(value: Any, where: str) -> Iterator[str]:
         if value.get("auto_map") or value.get("custom_pipelines"):
             yield f"{where} asks for code of its own (auto_map)"
         for key, inner in value.items():
-            if key.endswith("_implementation") and "/" in str(inner):
+            if key.endswith("_implementation") and "/" in one_line(inner):
                 yield f"{where} asks for a kernel from the Hub ({key})"
             yield from _code(inner, f"{where} ({key})")
     elif isinstance(value, list):

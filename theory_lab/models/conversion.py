@@ -18,6 +18,8 @@ from typing import Any
 
 from theory_lab.errors import InputError
 from theory_lab.models.cache import cache_dir, check_room, make_folder
+from theory_lab.models.checks import check_announced, check_built
+from theory_lab.models.headers import read_gguf
 from theory_lab.models.progress import Meter, say
 
 _MAGIC = b"GGUF"
@@ -104,20 +106,22 @@ def converted_folder(file: Path, *, quiet: bool = False) -> Path:
 def convert_into(file: Path, folder: Path, *, name: str, quiet: bool) -> dict[str, Any]:
     """Write the model and tokenizer of a GGUF file into an existing folder; what its manifest should say of it."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     with Meter(f"converting {file.name} to safetensors (once)", None, quiet), hushed():
         where, gguf = str(file.parent), file.name
         try:
             # transformers draws the GGUF reader's bar whatever its verbosity is.
             with contextlib.redirect_stderr(io.StringIO()):
+                settings = AutoConfig.from_pretrained(where, gguf_file=gguf)
+                check_built(file, lambda: AutoModelForCausalLM.from_config(settings), read_gguf(file))
                 read = AutoModelForCausalLM.from_pretrained(where, gguf_file=gguf, dtype=torch.float32)
                 tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=gguf)
         except ImportError as error:
             raise InputError(
                 "model", str(file), f"a package that it needs is missing ({_first_line(error)})"
             ) from error
-        except MemoryError:
+        except (InputError, MemoryError):
             raise
         except Exception as error:  # each library it goes through raises its own, tokenizers a bare Exception
             raise InputError("model", str(file), f"transformers cannot read it ({_first_line(error)})") from error
@@ -133,13 +137,10 @@ def convert_into(file: Path, folder: Path, *, name: str, quiet: bool) -> dict[st
 
 
 def _bytes_needed(file: Path) -> int:
-    """Size of the weights as float32."""
-    from gguf import GGUFReader
-
-    try:
-        return sum(4 * int(tensor.n_elements) for tensor in GGUFReader(str(file)).tensors)
-    except (ValueError, KeyError, IndexError, OverflowError) as error:
-        raise InputError("model", str(file), f"its GGUF header is damaged ({_first_line(error)})") from error
+    """Size of the weights as float32; InputError for a header that says what cannot be."""
+    header = read_gguf(file)
+    check_announced(file, header.metadata, header)
+    return 4 * header.elements
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from theory_lab.errors import InputError, hint
 from theory_lab.models.cache import no_room
 from theory_lab.models.catalog import find_model, is_known, list_models
-from theory_lab.models.checks import check_folder, check_path
+from theory_lab.models.checks import check_built, check_folder, check_path, header_of
 from theory_lab.models.conversion import converted_folder, hushed, require_transformers
+from theory_lab.outside import foreign
 
 if TYPE_CHECKING:
     import torch
@@ -208,6 +209,9 @@ def _load(folder: Path, config: dict[str, Any], *, dtype: str, trust: bool, atte
             if attention is None and getattr(settings.get_text_config(), "attn_logit_softcapping", None) is not None:
                 more = {"attn_implementation": "eager"}  # some versions default to sdpa, which leaves out the cap
             kind: Any = AutoModelForCausalLM if wants_head else AutoModel
+            if not trust:  # code of a folder may build on whatever it likes
+                files = header_of(sorted(folder.glob("*.safetensors")))
+                check_built(folder, lambda: kind.from_config(settings, **more), files)
             model, report = kind.from_pretrained(
                 folder,
                 config=settings,
@@ -223,7 +227,7 @@ def _load(folder: Path, config: dict[str, Any], *, dtype: str, trust: bool, atte
         raise InputError(
             what, attention or str(folder), f"a package that it needs is missing ({_line(error)})"
         ) from error
-    except MemoryError:
+    except (InputError, MemoryError):
         raise
     except Exception as error:  # transformers, safetensors and a damaged file's place each raise their own
         if attention is not None and attention in str(error):
@@ -243,11 +247,11 @@ def _tokenizer(folder: Path, trust: bool) -> Any:
 
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         return None
-    try:
-        with hushed():
-            return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust, local_files_only=True)
-    except Exception as error:  # tokenizers raises bare Exception for a damaged file
-        raise InputError("model", str(folder), f"its tokenizer cannot be loaded ({_line(error)})") from error
+    # tokenizers raises bare Exception for a damaged file, and panics over some
+    with foreign(lambda why: InputError("model", str(folder), f"its tokenizer cannot be loaded ({why})")), hushed():
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust, local_files_only=True)
+        tokenizer("a", verbose=True)  # one that reads nothing is of no use, and may say so only now
+        return tokenizer
 
 
 def _check_words(dtype: str, device: str) -> None:

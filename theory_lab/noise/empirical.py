@@ -12,15 +12,24 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from theory_lab.errors import InputError
 from theory_lab.noise.base import Family, Law, Scale
 from theory_lab.noise.discrete import AtomLaw
+from theory_lab.outside import foreign, read_npy
 from theory_lab.streams import F64
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _SUFFIXES = (".npy", ".csv", ".parquet")
+#: Scores of a file, and columns of a table, at most: with all that is computed of them they take some gigabytes.
+MOST_SCORES, MOST_COLUMNS = 1 << 27, 1000
+#: Bytes of a table's file; text takes more than the numbers in it.
+_MOST_BYTES = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -106,12 +115,8 @@ def read_scores(path: str | Path) -> F64:
         raise InputError(field, path.suffix or "no suffix", f"one of {', '.join(_SUFFIXES)} is allowed")
     if not path.is_file():
         raise InputError(field, "not found", "name an existing file of scores")
-    try:
-        raw = _load(path)
-    except InputError:
-        raise
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise InputError(field, f"unreadable ({error})", "a plain numeric file is allowed") from None
+    with foreign(lambda why: InputError(field, f"unreadable ({why})", "a plain numeric file is allowed")):
+        raw = _load(path, field)
     if raw.dtype.kind not in "iuf":
         kind = "text" if raw.dtype.kind in "OSUT" else f"{raw.dtype} values"
         raise InputError(field, f"holds {kind}", "real numbers only are allowed")
@@ -126,24 +131,69 @@ def read_scores(path: str | Path) -> F64:
     return scores
 
 
-def _load(path: Path) -> np.ndarray:
+def _load(path: Path, field: str) -> np.ndarray:
     if path.suffix.lower() == ".npy":
-        return np.load(path, allow_pickle=False)
-    import pandas as pd
-
-    if path.suffix.lower() == ".parquet":
-        table = pd.read_parquet(path)
-    else:
-        table = pd.read_csv(path, header=None, comment="#", skip_blank_lines=True)
-        if len(table) and not pd.api.types.is_number(table.iloc[0, 0]):
-            table = pd.read_csv(path, comment="#", skip_blank_lines=True)  # a header line
+        return read_npy(path, MOST_SCORES)
+    if path.stat().st_size > _MOST_BYTES:
+        raise InputError(field, f"{path.stat().st_size:,} bytes", f"at most {_MOST_BYTES:,} are allowed")
+    table = _load_parquet(path, field) if path.suffix.lower() == ".parquet" else _load_csv(path, field)
     if table.shape[1] != 1 and "score" in table.columns:
         table = table[["score"]]
     if table.shape[1] != 1:
-        raise InputError(
-            f"noise file {path}", f"{table.shape[1]} columns", "one column, or one named 'score', is allowed"
-        )
+        raise InputError(field, f"{table.shape[1]} columns", "one column, or one named 'score', is allowed")
     return table.iloc[:, 0].to_numpy()
+
+
+def _load_csv(path: Path, field: str) -> pd.DataFrame:
+    import pandas as pd
+
+    with open(path, "rb") as file:
+        first = file.read(1 << 16)  # a table of more columns than that is none of scores
+    widest = max((line.count(b",") for line in first.split(b"\n")), default=0)
+    if widest >= MOST_COLUMNS:
+        raise InputError(field, f"{widest + 1:,} columns", f"at most {MOST_COLUMNS:,} are allowed")
+    table = pd.read_csv(path, header=None, comment="#", skip_blank_lines=True)
+    if len(table) and not pd.api.types.is_number(table.iloc[0, 0]):
+        table = pd.read_csv(path, comment="#", skip_blank_lines=True)  # a header line
+    return table
+
+
+def _load_parquet(path: Path, field: str) -> pd.DataFrame:
+    """The columns of a Parquet file whose footer says no more than can be held: a few bytes can stand for billions."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        about = file.metadata
+        if about.num_columns > MOST_COLUMNS:
+            raise InputError(field, f"{about.num_columns:,} columns", f"at most {MOST_COLUMNS:,} are allowed")
+        names = file.schema_arrow.names
+        chosen = ["score"] if "score" in names else names[:1] if len(names) == 1 else []
+        if not chosen:
+            raise InputError(field, f"{len(names)} columns", "one column, or one named 'score', is allowed")
+        kind = file.schema_arrow.field(chosen[0]).type
+        check_parquet_size(about, field, MOST_SCORES)
+        # What pandas once noted about its index and types is left aside: it can name types that run code.
+        return (
+            file.read(columns=chosen).to_pandas(ignore_metadata=True) if _is_plain(kind) else _no_numbers(field, kind)
+        )
+
+
+def _is_plain(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+
+
+def _no_numbers(field: str, kind: object) -> pd.DataFrame:
+    raise InputError(field, f"holds {kind} values", "real numbers only are allowed")
+
+
+def check_parquet_size(about: Any, field: str, most: int) -> None:
+    """Raise InputError if a Parquet file's footer says that it holds more than ``most`` rows, or nonsense."""
+    # Of a group its rows alone: pyarrow ends the process over some damage in what a group says of its columns.
+    rows = [about.num_rows, *(about.row_group(i).num_rows for i in range(about.num_row_groups))]
+    if min(rows) < 0 or max(rows) > most:
+        raise InputError(field, f"says it holds {max(rows):,} rows", f"at most {most:,} are allowed")
 
 
 class Empirical(Family):

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.errors import InputError, StoreError
+from theory_lab.outside import defused_frame, read_json
 from theory_lab.store import provenance, require_pyarrow, rows_to_parquet, write_whole
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ProbeFolder:
             known = manifest.exists()
             others = [p.name for p in self.path.iterdir() if p.name != "cells"] if self.path.exists() else []
             if known:
-                about = json.loads(manifest.read_bytes())
+                about = read_json(manifest)
                 if not isinstance(about, dict) or about.get("kind") != "probe":
                     raise InputError("out", str(path), "it holds other results: name another folder")
                 if about.get("format") != _FORMAT:
@@ -100,7 +101,7 @@ class ProbeFolder:
         text = json.dumps({**about, **provenance()}, sort_keys=True)
         write_whole(str(self.path / "rows.parquet"), rows_to_parquet(rows, text))
         buffer = io.StringIO()
-        summary.to_csv(buffer, index=False)
+        defused_frame(summary).to_csv(buffer, index=False)
         write_whole(str(self.path / "summary.csv"), buffer.getvalue().encode())
 
     def finished(self) -> int:

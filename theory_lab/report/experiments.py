@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.errors import InputError
+from theory_lab.outside import read_json, reason, undefused
 from theory_lab.render import number
 from theory_lab.report.parts import Cell, Column, Picture, Section, Table
 from theory_lab.report.pictures import shrink
@@ -25,18 +25,26 @@ _TABLE = ("row", "column", "unit", "paper", "ours", "value", "low", "high", "dif
 def find_experiments(folder: Path) -> list[dict[str, Any]]:
     """What the files beside the pictures say, in the folders' order; each with ``folder``, where its files lie.
 
-    Only names without a path are followed: such a file may come from anywhere.
+    Only names without a path are followed, and no links out of the folder: such a file may come from anywhere, and what
+    it names is shown.
     """
     found = []
     for path in sorted(folder.glob("*/*.json")):
         try:
-            about = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            about = read_json(path)
+        except (OSError, ValueError):
             continue
         if isinstance(about, dict) and all(name in about for name in _ABOUT) and isinstance(about["files"], list):
-            files = [name for name in about["files"] if isinstance(name, str) and name == Path(name).name]
+            files = [name for name in about["files"] if isinstance(name, str) and _is_beside(path.parent, name)]
             found.append({**about, "files": files, "folder": path.parent})
     return found
+
+
+def _is_beside(folder: Path, name: str) -> bool:
+    """Whether a name is that of a file of the folder itself: no path, and no link that leads elsewhere."""
+    if name != Path(name).name or "\0" in name:
+        return False
+    return (folder / name).resolve().parent == folder.resolve()
 
 
 def experiments_section(source: Source, pictures: bool, say: Callable[[str], None]) -> Section:
@@ -104,8 +112,12 @@ def _captions() -> dict[str, str]:
 def _taken(path: Path, name: str) -> bytes:
     try:
         return shrink(path.read_bytes())
-    except (OSError, ValueError, SyntaxError):  # Pillow raises all of them for a damaged picture
-        raise InputError("results", name, f"{path.name} is missing or damaged: draw it again") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow raises many for a damaged picture, and one of its own for one of absurd size
+        raise InputError(
+            "results", name, f"{path.name} is missing or damaged ({reason(error)}): draw it again"
+        ) from None
 
 
 def _table(title: str, words: str, path: Path, name: str) -> Table | None:
@@ -121,7 +133,7 @@ def _table(title: str, words: str, path: Path, name: str) -> Table | None:
     columns = (Column("row"), Column("column"), Column("paper", "number"), Column("ours", "number"),
                Column("ours - paper", "number"))  # fmt: skip
     lines = []
-    for record in frame.itertuples():
+    for record in frame.map(undefused).itertuples():
         row: Any = record
         unit = f" {row.unit}" if row.unit else ""
         lines.append(

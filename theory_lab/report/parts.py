@@ -5,29 +5,13 @@ A cell keeps its value beside its text, so that a table sorts by the number and 
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from theory_lab.outside import visible as visible  # what a report is made of is shown through it
+
 Kind = Literal["text", "number", "verdict", "note"]
-
-#: What to show of characters that would act on the page instead of being read: controls, line breaks, direction marks.
-_ACTING = ("Cc", "Cf", "Cs", "Zl", "Zp")
-
-
-def visible(text: object) -> str:
-    """The text with acting characters replaced by their names: token texts hold line breaks, and may hold worse."""
-    return "".join(_shown(c) for c in str(text))
-
-
-def _shown(character: str) -> str:
-    if character == "\n":
-        return "⏎"
-    if unicodedata.category(character) in _ACTING:
-        return f"[U+{ord(character):04X}]"
-    return character
-
 
 #: Characters beyond which a column's text breaks into lines.
 _WIDEST: dict[Kind, int] = {"text": 20, "number": 22, "verdict": 16, "note": 24}

@@ -10,6 +10,10 @@ from pathlib import Path
 from theory_lab.errors import InputError
 
 
+#: Pixels of a picture that is taken up into a report: far more than any that is drawn here.
+MOST_PIXELS = 1 << 26
+
+
 def require_matplotlib() -> None:
     """Raise InputError if pictures cannot be drawn."""
     try:
@@ -43,10 +47,19 @@ def draw(plot: Callable[[str], None]) -> tuple[bytes, str]:
 
 
 def shrink(content: bytes) -> bytes:
-    """The same PNG with at most 256 colors, a third of the size; what would not gain stays as it is."""
+    """The same PNG with at most 256 colors, a third of the size; what would not gain stays as it is.
+
+    Raises
+    ------
+    ValueError
+        If it is no PNG, or larger than any picture of ours.
+    """
     from PIL import Image
 
-    with Image.open(io.BytesIO(content)) as image:
+    # Of all that Pillow reads, PNG alone: what says it is PostScript would be handed to Ghostscript.
+    with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"at most {MOST_PIXELS:,} pixels are allowed")
         if image.mode == "RGBA":
             # A page's background may be dark; a figure's is white.
             flat = Image.new("RGB", image.size, "white")

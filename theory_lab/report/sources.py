@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from theory_lab import __version__
 from theory_lab.errors import InputError, StoreError
+from theory_lab.noise.empirical import check_parquet_size
+from theory_lab.outside import foreign, parse_json, read_json, undefused
 
 if TYPE_CHECKING:
     import pandas as pd
 
 #: More rows than this make a page that no browser opens with pleasure.
 MOST_ROWS = 20_000
+#: Columns of a table that are looked at.
+MOST_COLUMNS = 2_000
 
 _SUFFIXES = (".parquet", ".csv", ".json")
 _ABOUT = b"theory_lab"
@@ -53,12 +55,14 @@ def _check_numbers() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Kind:
-    """Columns by which a kind of rows is known; ``numbers`` of them are numeric, and ``more`` if the rest are too."""
+    """Columns by which a kind of rows is known; ``numbers`` of them are numeric, and ``more`` if the rest are too;
+    ``wholes`` are whole numbers."""
 
     what: str
     columns: tuple[str, ...]
     numbers: tuple[str, ...]
     more: bool = False
+    wholes: tuple[str, ...] = ()
 
 
 def _kinds() -> dict[str, Kind]:
@@ -82,8 +86,14 @@ def _kinds() -> dict[str, Kind]:
     return {
         "check": Kind("rows of theory-lab check", check, numbers),
         "audit": Kind("rows of theory-lab audit", audit, ()),
-        "probe": Kind("rows of theory-lab probe", probe, probe[3:], more=True),
-        "phase": Kind("rows of theory-lab phase", phase, phase[2:]),
+        "probe": Kind(
+            "rows of theory-lab probe",
+            probe,
+            probe[3:],
+            more=True,
+            wholes=("window", "start", "length", "layer", "head", "rows", "visible"),
+        ),
+        "phase": Kind("rows of theory-lab phase", phase, phase[2:], wholes=("length", "rows", "seed")),
     }
 
 
@@ -107,7 +117,7 @@ def read(name: str) -> Source:
         raise InputError("results", name, "no such file or folder")
     if path.suffix.lower() not in _SUFFIXES:
         raise InputError("results", name, f"a results folder or a file ending in {', '.join(_SUFFIXES)} is allowed")
-    return _recognize(name, *_read_file(name, path))
+    return _known(name, *_read_file(name, path))
 
 
 def _read_folder(name: str, path: Path) -> Source:
@@ -122,7 +132,7 @@ def _read_folder(name: str, path: Path) -> Source:
     if not rows.exists():
         raise InputError("results", name, "it has no rows.parquet yet: finish its run first")
     frame, stored = _read_file(name, rows)
-    return _recognize(name, frame, {**about, **stored})
+    return _known(name, frame, {**about, **stored})
 
 
 def _read_experiments(name: str, path: Path) -> Source:
@@ -142,8 +152,8 @@ def _read_experiments(name: str, path: Path) -> Source:
 
 def _json(name: str, path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_json(path)
+    except (OSError, ValueError):
         raise InputError("results", name, f"{path.name} is damaged") from None
 
 
@@ -157,14 +167,21 @@ def _read_file(name: str, path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     if suffix == ".csv":
         try:
             # As text: a noise that is called NA, or 1e3, is a name; numbers are parsed where numbers belong.
-            frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+            with open(path, "rb") as file:
+                head = file.readline(1 << 20)
+            if head.count(b",") >= MOST_COLUMNS:
+                raise InputError("results", name, f"at most {MOST_COLUMNS:,} columns make a report")
+            frame = pd.read_csv(path, dtype=str, keep_default_na=False, nrows=MOST_ROWS + 1, engine="c")
+        except InputError:
+            raise
         except (OSError, ValueError, pd.errors.ParserError, pd.errors.EmptyDataError):
             raise InputError("results", name, "it cannot be read as CSV with a header") from None
-        return frame, about
+        return frame.map(undefused).rename(columns=undefused), about
     found = _json(name, path)
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise InputError("results", name, "an array of rows, as theory-lab check --format json prints it, is allowed")
-    return pd.DataFrame(found), about
+    with foreign(lambda why: InputError("results", name, f"its rows are damaged ({why})")):
+        return pd.DataFrame(found), about
 
 
 def _read_parquet(name: str, path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -175,12 +192,26 @@ def _read_parquet(name: str, path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(io.BytesIO(path.read_bytes()))
-        frame = table.to_pandas()
-        about = json.loads((table.schema.metadata or {}).get(_ABOUT, b"{}"))
-    except (OSError, pa.ArrowException, ValueError, TypeError, RecursionError):
+        with pq.ParquetFile(path) as file:
+            # A few bytes can stand for billions of rows: the footer is asked first.
+            check_parquet_size(file.metadata, f"results: {name}", MOST_ROWS)
+            if file.metadata.num_columns > MOST_COLUMNS:
+                raise InputError("results", name, f"at most {MOST_COLUMNS:,} columns make a report")
+            table = file.read()
+        # What pandas once noted about its index and types is left aside: it can name types that run code.
+        frame = table.to_pandas(ignore_metadata=True)
+        about = parse_json((table.schema.metadata or {}).get(_ABOUT, b"{}"))
+    except InputError:
+        raise
+    except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, NotImplementedError):
         raise InputError("results", name, f"{path.name} is damaged, or no Parquet file") from None
     return frame, about if isinstance(about, dict) else {}
+
+
+def _known(name: str, frame: pd.DataFrame, about: dict[str, Any]) -> Source:
+    # pandas and pyarrow have an error of their own for each text and number that cannot stand in a column.
+    with foreign(lambda why: InputError("results", name, f"its rows are damaged ({why})")):
+        return _recognize(name, frame, about)
 
 
 def _recognize(name: str, frame: pd.DataFrame, about: dict[str, Any]) -> Source:
@@ -202,6 +233,10 @@ def _recognize(name: str, frame: pd.DataFrame, about: dict[str, Any]) -> Source:
     for column in frame.columns if known.more else known.columns:
         numeric = column in known.numbers or column not in known.columns
         frame[column] = _numbers(name, frame[column]) if numeric else _texts(frame[column])
+    for column in known.wholes:
+        bad = frame[column][~(frame[column].abs().lt(2.0**53) & (frame[column] % 1 == 0))]
+        if len(bad):
+            raise InputError(f"results: {name}, column {column}", str(bad.iloc[0]), "a whole number is allowed")
     CHECKS.get(kind, lambda name, frame: None)(name, frame)
     return Source(name, kind, frame.reset_index(drop=True), about)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from theory_lab.errors import InputError
+from theory_lab.outside import reason
 from theory_lab.report import check, experiments, maps, probe
 from theory_lab.report.parts import Section
 from theory_lab.report.sources import Source, read
@@ -44,7 +45,17 @@ def build(results: Sequence[str], pictures: bool = True, say: Callable[[str], No
     if not results:
         raise InputError("results", "no path", "at least one results folder or row file is needed")
     sources = [read(name) for name in results]
-    return [SECTIONS[source.kind](source, pictures, say) for source in sources]
+    return [_section(source, pictures, say) for source in sources]
+
+
+def _section(source: Source, pictures: bool, say: Callable[[str], None]) -> Section:
+    try:
+        return SECTIONS[source.kind](source, pictures, say)
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Rows may come from anywhere: single columns are checked, what they say together is not.
+        raise InputError("results", source.name, f"its rows do not fit together ({reason(error)})") from error
 
 
 def validate_target(field: str, path: str) -> None:

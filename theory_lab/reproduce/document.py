@@ -15,8 +15,12 @@ from typing import Any
 
 from theory_lab.errors import InputError, hint
 from theory_lab.grids import parse_numbers, parse_wholes
+from theory_lab.outside import reason
 
 Key = tuple[str, ...]
+
+#: Largest file, and most lines of one whose errors are placed exactly: that takes a time of lines squared.
+MOST_BYTES, _MOST_LINES = 1 << 20, 800
 
 
 @dataclass
@@ -31,14 +35,20 @@ class Document:
     def read(cls, path: Path, file: str) -> Document:
         """Read a file; InputError, in one line, if it cannot be read or is not TOML."""
         try:
-            text = path.read_text(encoding="utf-8")
+            with open(path, "rb") as handle:
+                raw = handle.read(MOST_BYTES + 1)
+            text = raw.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise InputError("experiment", file, f"it cannot be read ({why})") from None
+        if len(raw) > MOST_BYTES:
+            raise InputError("experiment", file, f"at most {MOST_BYTES >> 10} KiB are allowed")
         try:
             return cls(text, file, tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"{file}, {_place(str(error))}", "not valid TOML", str(error).split(" (at")[0]) from None
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits; tables nested as deep
+            raise InputError(file, "no usable TOML", reason(error)) from None
 
     def line(self, key: Key) -> int:
         """The line on which a key's statement begins; that of the nearest table around it if the key is not there.
@@ -46,18 +56,29 @@ class Document:
         TOML is a sequence of statements that end with their line, so that every prefix of whole statements is valid:
         the first valid prefix that holds the key ends with the statement that sets it.
         """
-        lines = self.text.splitlines()
+        lines = self.text.split("\n")
+        if len(lines) > _MOST_LINES:
+            return self._line_like(key, lines)
         for depth in range(len(key), 0, -1):
             begin = 0
             for end in range(1, len(lines) + 1):
                 try:
                     data: Any = tomllib.loads("\n".join(lines[:end]))
-                except tomllib.TOMLDecodeError:
+                except (ValueError, RecursionError):
                     continue  # in the middle of a statement
                 if _holds(data, key[:depth]):
                     blank = (i for i in range(begin, end) if lines[i].strip() and not lines[i].strip().startswith("#"))
                     return next(blank, end - 1) + 1
                 begin = end
+        return 1
+
+    @staticmethod
+    def _line_like(key: Key, lines: list[str]) -> int:
+        """The first line that looks like the key's, for a file that is too long to be read prefix by prefix."""
+        for part in reversed(key):
+            for number, line in enumerate(lines, 1):
+                if line.lstrip(" \t[\"'").startswith(part):
+                    return number
         return 1
 
 

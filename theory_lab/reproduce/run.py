@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.errors import InputError, StoreError, TheoryLabError, WorkerError
+from theory_lab.outside import defused_frame
 from theory_lab.reproduce import cache
 from theory_lab.reproduce.kinds import DRAWINGS
 from theory_lab.reproduce.needs import Need
@@ -334,7 +335,7 @@ def _write(
             for name in wanted:
                 if not name.endswith(".csv"):
                     style.save(figure, folder / name, {"title": experiment.title, "description": line})
-    text = numbers.to_csv(index=False, lineterminator="\n", float_format="%.10g")
+    text = defused_frame(numbers).to_csv(index=False, lineterminator="\n", float_format="%.10g")
     write_whole(str(folder / f"{experiment.name}.csv"), text.encode())
     record = {
         **{key: about[key] for key in ("experiment", "size", "hash", "seed", "device", "version")},

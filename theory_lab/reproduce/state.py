@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from theory_lab.outside import read_json
 from theory_lab.reproduce import cache
 from theory_lab.reproduce.needs import Need
 from theory_lab.reproduce.spec import SIZES, Experiment
@@ -40,12 +40,13 @@ def drawn(out: Path, experiment: Experiment) -> dict[str, Any] | None:
     """What the sidecar says; None if there is none, it is damaged, or one of its files is gone."""
     path = sidecar(out, experiment)
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        files = about["files"]
-        size = about["size"]
+        about = read_json(path)
+        files, size = about["files"], about["size"]
+        # Names alone: such a file may come from anywhere, and what it names is linked and shown.
+        good = isinstance(files, list) and all(isinstance(f, str) and f == Path(f).name for f in files)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    whole = size in SIZES and all((path.parent / name).is_file() for name in files)
+    whole = good and size in SIZES and all((path.parent / name).is_file() for name in files)
     return about if whole else None
 
 

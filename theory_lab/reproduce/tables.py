@@ -138,7 +138,13 @@ def _difference(record: Mapping[Any, Any]) -> str:
 
 
 def _markdown(experiment: Experiment, blocks: dict[str, Block], provenance: str) -> str:
-    lines = [f"# {experiment.title}", "", experiment.caption, "", f"Source: {experiment.source}.", ""]
+    from theory_lab.report.markdown import escape
+    from theory_lab.reproduce.spec import OWN
+
+    # A user's own file may be another's: what is Markdown in ours is text there.
+    words = (experiment.title, experiment.caption, experiment.source)
+    title, caption, source = map(escape, words) if experiment.folder == OWN else words
+    lines = [f"# {title}", "", caption, "", f"Source: {source}.", ""]
     for name, (head, body) in blocks.items():
         lines += [f"## {name[0].upper()}{name[1:]}", ""]
         if name == BLOCKS[0] and experiment.printed is not None:
@@ -152,4 +158,4 @@ def _markdown(experiment: Experiment, blocks: dict[str, Block], provenance: str)
 
 
 def _escape_md(text: str) -> str:
-    return text.replace("|", "\\|")
+    return text.replace("|", "\\|").replace("<", "&lt;")

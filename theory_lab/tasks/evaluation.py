@@ -18,6 +18,7 @@ import torch
 
 from theory_lab.errors import InputError
 from theory_lab.models.loading import LoadedModel
+from theory_lab.outside import read_json
 from theory_lab.settings import Progress, Silent
 from theory_lab.tasks.base import Task, whole
 from theory_lab.tasks.scoring import by_question, check_level, clustered_mean, proportion
@@ -411,7 +412,7 @@ def trained_parameters(folder: Path, name: str) -> dict[str, Any]:
     Of several tasks of that name, those in which all agree.
     """
     try:
-        source = json.loads((folder / "train.json").read_text(encoding="utf-8"))["source"]
+        source = read_json(folder / "train.json")["source"]
         parts = [dict(part["parameters"]) for part in source.get("parts", [source]) if part["task"] == name]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

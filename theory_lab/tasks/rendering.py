@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from theory_lab.render import _console, _table
+from theory_lab.outside import visible
+from theory_lab.render import _console, _table, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,14 +36,14 @@ def print_result(result: TaskResult) -> None:
     console.print(table)
     counts = result.rows.samples.tolist()
     number = f"{counts[0]:,}" if len(set(counts)) == 1 else f"{min(counts):,} to {max(counts):,}"
-    console.print(f"{first.parameters}, {number} sequences a length, seed {first.seed}", markup=False)
+    console.print(visible(f"{first.parameters}, {number} sequences a length, seed {first.seed}"), markup=False)
     several = bool((result.rows.questions > result.rows.samples).any())
     console.print(
         "right: of questions" + (", clustered by sequence" if several else "") + "; all right: of sequences",
         markup=False,
     )
     for note in result.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(visible(f"note: {note}"), markup=False)
 
 
 def print_harness(rows: pd.DataFrame, level: float) -> None:
@@ -54,5 +55,5 @@ def print_harness(rows: pd.DataFrame, level: float) -> None:
     )  # fmt: skip
     for row in rows.itertuples():
         between = "" if row.method == "none" else f"{row.low:.4f} to {row.high:.4f}"
-        table.add_row(str(row.task), str(row.metric), f"{row.samples:,}", f"{row.value:.4f}", between)
+        table.add_row(plain(row.task), plain(row.metric), f"{row.samples:,}", f"{row.value:.4f}", between)
     console.print(table)

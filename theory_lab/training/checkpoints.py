@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.errors import InputError, StoreError
+from theory_lab.outside import foreign, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,9 +102,9 @@ def step_of(path: Path) -> int:
 
 def read_state(path: Path) -> dict[str, Any]:
     """``state.json`` of a checkpoint; ValueError or OSError if it is damaged."""
-    state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    if not isinstance(state, dict) or not isinstance(state.get("step"), int):
-        raise ValueError("state.json says no step")
+    state = read_json(path / "state.json")
+    if not isinstance(state, dict) or type(state.get("step")) is not int or state["step"] != step_of(path):
+        raise ValueError("state.json does not say the step that its folder is named after")
     return state
 
 
@@ -130,9 +131,24 @@ def load(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
             state[index] = found_here
     packed["state"] = state
     rates = [group["lr"] for group in optimizer.param_groups]
-    optimizer.load_state_dict(packed)
+    # A moment that is not there, or of another shape, is the optimizer's own kind of error.
+    with foreign(lambda why: ValueError(f"optimizer.safetensors is damaged ({why})")):
+        _check_moments(order, state)
+        optimizer.load_state_dict(packed)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate  # a tensor that a captured graph writes to must stay that tensor
+
+
+def _check_moments(order: list[Tensor], state: dict[int, dict[str, Tensor]]) -> None:
+    names = {frozenset(moments) for moments in state.values()}
+    if len(names) > 1 or (state and "step" not in next(iter(names))):
+        raise ValueError("not every parameter has the same moments")
+    for index, moments in state.items():
+        for name, value in moments.items():
+            if value.shape != order[index].shape and (name != "step" or value.numel() != 1):
+                raise ValueError(
+                    f"a moment of shape {tuple(value.shape)} of a parameter of {tuple(order[index].shape)}"
+                )
 
 
 def load_weights(model: nn.Module, stored: dict[str, Tensor], path: Path, field: str) -> None:

@@ -88,10 +88,14 @@ class Table:
         """Complete rows that are there."""
         if self._path is None or not self._path.exists():
             return []
-        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
         whole = [line for line in lines if line.endswith("\n")]
-        read = list(csv.DictReader(io.StringIO("".join(whole))))
-        return [row for row in read if tuple(row) == self._columns and None not in row.values()]
+        try:
+            read = list(csv.DictReader(io.StringIO("".join(whole))))
+        except csv.Error:  # a field beyond measure
+            return []
+        good = [row for row in read if tuple(row) == self._columns and None not in row.values()]
+        return [row for row in good if row[self._columns[0]].isascii() and row[self._columns[0]].isdigit()]
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows; StoreError if the disk is full."""

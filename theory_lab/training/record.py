@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.errors import InputError
+from theory_lab.outside import read_json
 from theory_lab.store import provenance, write_whole
 from theory_lab.training import checkpoints
 
@@ -80,7 +81,7 @@ def find(out: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

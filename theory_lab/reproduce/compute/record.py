@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from theory_lab.errors import InputError
+from theory_lab.outside import undefused
 from theory_lab.reproduce.needs import DATA, Need
 
 if TYPE_CHECKING:
@@ -121,14 +122,14 @@ def _records(reader: csv.DictReader[str], keys: tuple[str, ...], path: Path, ski
 def _record(row: dict[str, Any], keys: tuple[str, ...], path: Path, line: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in keys:
-        text = (row.get(key) or "").strip()
+        text = undefused((row.get(key) or "").strip())
         if not text:
             raise InputError(f"{path}, line {line}, column '{key}'", "empty", "a name is needed")
         found[key] = _number(text, path, line, key) if key == "x" else text
     for name in _NUMBERS:
         text = (row.get(name) or "").strip()
         found[name] = _number(text, path, line, name) if text else math.nan
-    found["text"] = (row.get("text") or "").strip()
+    found["text"] = undefused((row.get("text") or "").strip())
     if math.isnan(found["value"]) and not found["text"]:
         raise InputError(f"{path}, line {line}, column 'value'", "empty", "a number is needed")
     if found["low"] > found["value"] or found["high"] < found["value"]:

@@ -1,0 +1,160 @@
+"""What comes from outside: names, texts, files and libraries' errors, made harmless before they are shown or kept.
+
+A text that a stranger supplied can act on a terminal (escape sequences), on a reader (marks that turn the direction of
+writing) or on a spreadsheet (a cell that begins with ``=`` is a formula). Nothing here imports more than the standard
+library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+#: Largest JSON file read whole, in bytes: tokenizers of large vocabularies are a tenth of it.
+MOST_JSON = 256 << 20
+
+#: Characters that would act instead of being read: controls, direction marks, halves of a pair, line breaks.
+_ACTING = ("Cc", "Cf", "Cs", "Zl", "Zp")
+#: What a cell begins with that a spreadsheet takes for a formula, or that a spreadsheet drops to find one.
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")  # noqa: RUF001  # the wide ones count too
+_NUMBER = re.compile(r"[+-]?((\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf|nan)", re.IGNORECASE | re.ASCII)
+
+
+def visible(text: object) -> str:
+    """The text with acting characters replaced by their names: token texts hold line breaks, and may hold worse."""
+    whole = str(text)
+    if whole.isascii() and whole.isprintable():
+        return whole
+    return "".join(_shown(c) for c in whole)
+
+
+def _shown(character: str) -> str:
+    if character == "\n":
+        return "⏎"
+    if unicodedata.category(character) in _ACTING:
+        return f"[U+{ord(character):04X}]"
+    return character
+
+
+def one_line(text: object, most: int | None = None) -> str:
+    """The text as one plain line of at most so many characters: white space is one blank, acting characters names."""
+    line = visible(" ".join(str(text).split()))
+    return line if most is None or len(line) <= most else line[: most - 3] + "..."
+
+
+def defused(value: Any) -> Any:
+    """A cell for a CSV file: text that a spreadsheet would take for a formula gets an apostrophe in front.
+
+    Numbers as text, and single characters such as ``-``, stay as they are. :func:`undefused` takes it away again.
+    """
+    if not isinstance(value, str) or not _FORMULA.match(value) or len(value) == 1 or _NUMBER.fullmatch(value):
+        return value
+    return "'" + value
+
+
+def undefused(value: Any) -> Any:
+    """The cell that :func:`defused` was given."""
+    if isinstance(value, str) and value.startswith("'") and _FORMULA.match(value):
+        return value[1:]
+    return value
+
+
+def defused_frame(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows whose texts and column names are safe in a spreadsheet; shares what needs no change."""
+    changed = {name: column.map(defused) for name, column in rows.items() if column.dtype.kind not in "iufbM"}
+    return rows.assign(**{str(name): column for name, column in changed.items()}).rename(columns=defused)
+
+
+def read_json(path: Path, most: int = MOST_JSON) -> Any:
+    """The content of a JSON file.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    ValueError
+        If it is larger than ``most`` bytes, no UTF-8, no JSON, or nested beyond measure; one line says which.
+    """
+    with open(path, "rb") as file:
+        raw = file.read(most + 1)
+    if len(raw) > most:
+        raise ValueError(f"more than {most >> 20} MiB")
+    return parse_json(raw)
+
+
+def parse_json(raw: bytes | str) -> Any:
+    """The value of a JSON text; ValueError, in one line, if it is none."""
+    try:
+        return json.loads(raw)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def read_npy(path: Path, most: int) -> np.ndarray:
+    """The array of an ``.npy`` file of at most ``most`` numbers.
+
+    The header is believed only as far as the file bears it out, and nothing is unpickled.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    ValueError
+        If it is damaged, no ``.npy`` file, too large, or holds Python objects; one line says which.
+    """
+    import numpy as np
+
+    form = np.lib.format
+    with open(path, "rb") as file, foreign(lambda why: ValueError(f"its header is damaged: {why}")):
+        version = form.read_magic(file)
+        read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}.get(version)
+        if read is None:
+            raise ValueError(f"version {version[0]}.{version[1]} of the format")
+        shape, _, dtype = read(file)
+        size = path.stat().st_size - file.tell()
+        count = math.prod(int(n) for n in shape)
+        least = min(shape, default=0)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which run code when opened")
+    if least < 0 or count > most:
+        raise ValueError(f"it says it holds {count:,} numbers, and at most {most:,} are allowed")
+    if count * dtype.itemsize > size:
+        raise ValueError(f"it says it holds {count:,} numbers, and has {size:,} bytes")
+    return np.load(path, allow_pickle=False)
+
+
+@contextlib.contextmanager
+def foreign(error_for: Callable[[str], Exception]) -> Iterator[None]:
+    """Turn whatever a library raises for a damaged file into ``error_for(one line)``.
+
+    Each library raises its own, and those in Rust panic with an error that is no ``Exception``. Errors that are made
+    for users, a lack of memory and an interruption pass.
+    """
+    from theory_lab.errors import TheoryLabError
+
+    try:
+        yield
+    except (TheoryLabError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise error_for(reason(error)) from error
+
+
+def reason(error: BaseException) -> str:
+    """An error of a library as one short line."""
+    if isinstance(error, OSError) and error.strerror:
+        return one_line(error.strerror, 200)
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {one_line(first, 200)}" if first else type(error).__name__

@@ -1,0 +1,208 @@
+"""Fuzzing of everything that reads what strangers wrote, by one command: ``make fuzz``, or ``python tools/fuzz.py``.
+
+Inputs of a target are a function of its name, the seed and their number, so that every finding can be run again alone:
+``python tools/fuzz.py --target scores-npy --first 1234 --inputs 1``. Each target runs in processes of their own, under the
+guard of tests/fuzz/fuzz_harness.py; an input that ends its process is a finding too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(HERE / "tests" / "fuzz"), str(HERE), str(HERE / "kernels")]
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+sys.dont_write_bytecode = True
+
+#: Inputs of one process: memory that libraries never give back is given back with it.
+_PART = 30_000
+#: Seconds of wall-clock time without an answer after which a process is ended from outside.
+_SILENT = 180.0
+
+
+def main() -> int:
+    """Run what the command line asks for; 1 if there are findings."""
+    parser = argparse.ArgumentParser(description="Fuzz the readers, the command line and the explorer.")
+    parser.add_argument("--inputs", type=float, default=20_000, help="inputs in all, over all targets (default 20000)")
+    parser.add_argument("--minutes", type=float, help="end after so long, however many inputs that were")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--target", action="append", help="only this one; repeatable")
+    parser.add_argument("--out", help="write what was counted and found here, as JSON")
+    parser.add_argument("--list", action="store_true", help="list the targets, and leave")
+    parser.add_argument("--show", action="store_true", help="print each distinct message")
+    chosen = parser.parse_args()
+    from fuzz_targets import TARGETS
+
+    targets = {target.name: target for target in TARGETS}
+    if chosen.list:
+        print("\n".join(targets))
+        return 0
+    for name in chosen.target or ():
+        if name not in targets:
+            parser.error(f"target: {name}; known are {', '.join(targets)}")
+    names = chosen.target or list(targets)
+    whole = sum(targets[name].share for name in names)
+    end = None if chosen.minutes is None else time.monotonic() + 60 * chosen.minutes
+    report: dict[str, Any] = {"seed": chosen.seed, "targets": {}}
+    began = time.monotonic()
+    for place, name in enumerate(names):
+        part = targets[name].share / whole
+        until = None
+        if end is not None:  # what is left is dealt out by share
+            left = sum(targets[n].share for n in names[place:])
+            until = time.monotonic() + max(end - time.monotonic(), 0) * targets[name].share / left
+        tally = _target(name, chosen.seed, chosen.first, max(round(chosen.inputs * part), 1), until)
+        print(line(name, tally), flush=True)
+        for finding in tally["findings"]:
+            print(
+                f"    #{finding['index']} {finding['kind']}: {finding['words'][:160]}  [{finding['where']}]", flush=True
+            )
+        if chosen.show:
+            for message in sorted(tally["messages"].values()):
+                print(f"    {message}")
+        report["targets"][name] = tally
+        report["seconds"] = round(time.monotonic() - began, 1)
+        if chosen.out:
+            Path(chosen.out).write_text(json.dumps(report, indent=1), encoding="utf-8")
+    counted = [tally for tally in report["targets"].values()]
+    inputs, bad = sum(t["inputs"] for t in counted), sum(t["found"] for t in counted)
+    messages = sum(len(t["messages"]) for t in counted)
+    print(
+        f"{inputs:,} inputs, {bad:,} findings, {messages:,} distinct messages, {report['seconds']:,.0f} s, seed {chosen.seed}"
+    )
+    return 1 if bad else 0
+
+
+def line(name: str, tally: dict[str, Any]) -> str:
+    """One target, for people."""
+    rate = tally["inputs"] / max(tally["seconds"], 1e-9)
+    return (
+        f"{name:22} {tally['inputs']:9,} inputs {tally['taken']:8,} taken {tally['refused']:9,} refused "
+        f"{len(tally['messages']):4} messages  slowest {tally['slowest']:5.2f} s  memory +{tally['memory'] / 1e6:4.0f} MB "
+        f"{rate:6,.0f}/s {tally['found']:4} findings"
+    )
+
+
+def _target(name: str, seed: int, first: int, inputs: int, until: float | None) -> dict[str, Any]:
+    """All inputs of one target, in processes of :data:`_PART` each."""
+    whole: dict[str, Any] = {"inputs": 0, "taken": 0, "refused": 0, "slowest": 0.0, "memory": 0, "messages": {}, "findings": [],
+                             "found": 0, "seconds": 0.0}  # fmt: skip
+    began = time.monotonic()
+    at, last = first, first + inputs
+    while at < last and (until is None or time.monotonic() < until):
+        done, at = _part(name, seed, at, min(at + _PART, last), until)
+        for key in ("inputs", "taken", "refused", "found"):
+            whole[key] += done[key]
+        for key in ("slowest", "memory"):
+            whole[key] = max(whole[key], done[key])
+        whole["messages"].update(done["messages"])
+        whole["seconds"] = time.monotonic() - began
+        known = {(f["kind"], f["where"], f["words"][:40]) for f in whole["findings"]}
+        for finding in done["findings"]:  # each kind of fault once
+            key = (finding["kind"], finding["where"], finding["words"][:40])
+            if key not in known and len(whole["findings"]) < 60:
+                known.add(key)
+                whole["findings"].append(finding)
+        if whole["found"] > 2000:
+            break
+    return whole
+
+
+def _part(name: str, seed: int, first: int, last: int, until: float | None) -> tuple[dict[str, Any], int]:
+    """Inputs ``first`` to ``last`` in one process; what was found, and the first input that is not done."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(name, seed, first, last, until, theirs))
+    process.start()
+    theirs.close()
+    latest: dict[str, Any] = {"at": first - 1}
+    try:
+        while True:
+            if not ours.poll(_SILENT):
+                process.kill()
+                return _ended(name, latest, "hang", f"no answer within {_SILENT:g} s")
+            latest = ours.recv()
+            if "broken" in latest:
+                sys.exit(latest["broken"])
+            if latest.get("finished"):
+                process.join()
+                return latest["tally"], latest["at"]
+    except EOFError:
+        process.join()
+        return _ended(name, latest, "crash", f"the process ended with code {process.exitcode}")
+
+
+def _ended(name: str, latest: dict[str, Any], kind: str, words: str) -> tuple[dict[str, Any], int]:
+    """The tally of a process that was lost: what it had said, and the input that it was at."""
+    tally = latest.get("tally") or {"inputs": 0, "taken": 0, "refused": 0, "slowest": 0.0, "memory": 0, "messages": {},
+                                    "findings": [], "found": 0}  # fmt: skip
+    at = latest["at"]
+    tally["inputs"] += 1
+    tally["found"] += 1
+    tally["findings"].append({"target": name, "index": at, "kind": kind, "words": words, "where": "", "input": None})
+    return tally, max(at, 0) + 1
+
+
+def _work(name: str, seed: int, first: int, last: int, until: float | None, pipe: Any) -> None:
+    """One process: its inputs, said one by one before they run, since one may end it."""
+    import warnings
+
+    import fuzz_harness as harness
+    from fuzz_targets import TARGETS
+
+    warnings.simplefilter("ignore")
+    harness.warm()
+    target = next(one for one in TARGETS if one.name == name)
+    tally = harness.Tally(name)
+    with harness.workshop() as place:
+        index, began = first, time.monotonic()
+        warm, memory, told = False, 0, 0.0
+        while index < last and (until is None or time.monotonic() < until):
+            try:
+                value = target.make(harness.seeded(name, seed, index))
+            except Exception as error:  # a fault of the fuzzer
+                pipe.send({"broken": f"input {index} of {name} cannot be made: {error!r}"})
+                raise
+            if time.monotonic() - told > 1.0 or index - first < 50:
+                pipe.send({"at": index, "tally": _plain(tally)})
+                told = time.monotonic()
+            else:
+                pipe.send({"at": index, "tally": _plain(tally)}) if index % 50 == 0 else None
+            harness.run_one(target, value, place, tally, index)
+            if not warm and (index - first == 30 or time.monotonic() - began > 20):
+                warm, memory = True, harness.status("VmRSS")  # whatever is imported is imported by now
+                if target.limited:
+                    harness.limit_memory()
+            index += 1
+        tally.memory = max(harness.status("VmHWM") - memory, 0) if warm else 0
+        harness.free_memory()
+    pipe.send({"finished": True, "at": index, "tally": _plain(tally)})
+
+
+def _plain(tally: Any) -> dict[str, Any]:
+    import fuzz_harness as harness
+
+    about = asdict(tally)
+    about["found"] = len(tally.findings)
+    kept, seen = [], set()
+    for finding in tally.findings:
+        key = (finding.kind, finding.where, finding.words[:40])
+        if key not in seen:
+            seen.add(key)
+            kept.append({**asdict(finding), "input": harness.encoded(finding.input)})
+    about["findings"] = kept
+    return about
+
+
+if __name__ == "__main__":
+    sys.exit(main())
