@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: check test lint format types figures docs bench clean notebooks lab
+.PHONY: check test lint format types figures docs bench faults clean notebooks lab
 .DELETE_ON_ERROR:
 
 # The main job: every claim over every noise family, as a table and a picture. Exit code 1 says that a paper's claim is
@@ -51,6 +51,10 @@ notebooks: $(VENV)/.test
 # Rates of the samplers as ratios within one run; see benchmarks/README.md.
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/sampling.py
+
+# Runs disturbed in every way that a machine or a user might, resumed, and compared with undisturbed ones: about 230 faults.
+faults: $(VENV)/.test
+	$(BIN)/python tools/faults.py --out figures/reliability
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

@@ -51,8 +51,12 @@ import torch
 q, k, v = torch.randn(3, 1, 2, 96, 16)
 """,
     "docs/results.md": """
+from pathlib import Path
 import theory_lab
-theory_lab.check("tda-4.3", noise="gaussian", length=64, trials=1000, out="results/first", workers=1)
+from theory_lab.store.compact import compact
+for name in ("first", "large"):
+    theory_lab.check("tda-4.3", noise="gaussian", length=64, trials=1000, out=f"results/{name}", workers=1)
+compact(Path("results/large"))
 """,
 }
 
