@@ -57,7 +57,7 @@ def plan(tmp_path: Path) -> Path:
 
 def test_shipped_plans_are_read() -> None:
     plans = list_plans()
-    assert set(plans) == {"ablation", "language", "recall", "zoo"}
+    assert set(plans) >= {"ablation", "language", "recall", "retrieval", "zoo"}
     for name in plans:
         assert len({run.folder for run in read_plan(name).runs}) == len(read_plan(name).runs)
 
@@ -81,6 +81,10 @@ def test_seeds_take_turns(plan: Path) -> None:
         ('"TRA, sharp"', '"softmax"', "whose folder differs"),
         ('columns = { "16" = "accuracy@16" }', 'runs = ["Softmin"]', "Softmin"),
         ('title = "Small"', "title = 3", "key 'title'"),
+        ('size = "recall"', 'start = "tda-pica"', "did you mean 'tda-pico'?"),
+        ("accuracy@16", "accuracy(sort)@16", "one of the tasks is needed: copy"),
+        ("accuracy@16", "sequence_accuracy", "a length after @ is needed in a table, of 16"),
+        ("accuracy@16", "accuracy@32", "a length after @ is needed in a table, of 16"),
     ],
 )
 def test_a_wrong_plan_names_its_key(plan: Path, old: str, new: str, said: str) -> None:
@@ -92,7 +96,7 @@ def test_a_wrong_plan_names_its_key(plan: Path, old: str, new: str, said: str) -
 
 
 def test_no_such_plan() -> None:
-    with pytest.raises(InputError, match="known are ablation, language, recall, zoo"):
+    with pytest.raises(InputError, match=r"did you mean 'language'.* known are ablation, language, recall, "):
         read_plan("langage")
 
 
@@ -124,7 +128,18 @@ def _result(name: str, seed: int, loss: float) -> dict[str, Any]:
         "measured": {
             "heads": heads,
             "loss": {"16": [1.0, 3.0]},
-            "tasks": [{"length": 16, "accuracy": 0.25}],
+            "tasks": [
+                {
+                    "asked": "copy",
+                    "length": 16,
+                    "accuracy": 0.25,
+                    "low": 0.2,
+                    "high": 0.3,
+                    "sequence_accuracy": 0.1,
+                    "sequence_low": 0.0,
+                    "sequence_high": 0.5,
+                }
+            ],
             "learned": [{"layer": 0, "theta": [1.0, 2.0]}],
             "inhibition": {"tokens": [" the", "fox", " the"], "map": [[1, 0, 0], [2, 3, 0], [4, 5, 6]]},
         },
@@ -142,6 +157,57 @@ def test_values_of_a_run() -> None:
     assert curve(result, "layer", "max_abs") == {0.0: 1.0, 1.0: 2.0}
     assert curve(result, "length", "max_abs") == {4.0: 2.0, 8.0: 2.0, 16.0: 2.0}
     assert curve(result, "step", "correlation") == {1.0: pytest.approx(0.2)}
+
+
+def _answers(accuracy: float, count: int = 100) -> dict[str, Any]:
+    """Two tests at two lengths, each sequence of one question."""
+    from theory_lab.tasks.scoring import exact_interval
+
+    rows = []
+    for asked, share in (("passkey", accuracy), ("multi-needle:needles=2", accuracy / 2)):
+        for length in (8, 16):
+            low, high = exact_interval(share * count, count, 0.05)
+            both = {"low": low, "high": high, "sequence_low": low, "sequence_high": high}
+            rows.append({"asked": asked, "length": length, "accuracy": share, "sequence_accuracy": share, **both})
+    return {"measured": {"tasks": rows}}
+
+
+def test_answers_of_one_task_of_several() -> None:
+    result = _answers(0.5)
+    assert scalar(result, "sequence_accuracy(multi-needle:needles=2)@16") == 25.0
+    assert curve(result, "length", "accuracy(passkey)") == {8.0: 50.0, 16.0: 50.0}
+    assert scalar(result, "accuracy(passkey)@32") is None
+    assert curve(result, "length", "accuracy(copy)") == {}
+    with pytest.raises(InputError, match="one of several tasks is named, as in accuracy"):
+        scalar(result, "accuracy@16")
+    with pytest.raises(InputError, match="a length is needed"):
+        scalar(result, "accuracy(passkey)")
+    with pytest.raises(InputError, match="is by length"):
+        curve(result, "layer", "accuracy(passkey)")
+
+
+@pytest.mark.parametrize(
+    ("shares", "ends"),
+    [
+        # One seed: Clopper and Pearson's for its own texts (by scipy.stats.binomtest).
+        ((0.15,), (8.64543, 23.53080)),
+        # All right in every text, for every seed: seeds do not differ, yet more texts might show a failure.
+        ((1.0, 1.0, 1.0), (96.37833, 100.0)),
+        # Seeds that differ more than texts do: Student's, within what a share can be.
+        ((0.0, 0.5, 1.0), (0.0, 100.0)),
+        ((0.4, 0.5, 0.6), (50.0 - 24.84138, 50.0 + 24.84138)),
+    ],
+)
+def test_intervals_of_answers(shares: tuple[float, ...], ends: tuple[float, float]) -> None:
+    from theory_lab.campaigns import answers
+
+    found = [_answers(share) for share in shares]
+    asked = answers.parse("accuracy(passkey)@16")
+    assert asked is not None
+    own = [share for result in found for share in answers.shares(result, asked).values()]
+    values = [share.value for share in own]
+    student = mean_and_interval(values)[1:]
+    assert answers.interval(values, own, student) == pytest.approx(ends, abs=1e-4)
 
 
 def test_gather_writes_what_reproduce_reads(plan: Path, tmp_path: Path) -> None:
@@ -171,6 +237,15 @@ value = "inhibition"
 [[figures]]
 into = "asentmax/figure-temperatures"
 value = "theta"
+
+[[figures]]
+into = "tda/figure-passkey"
+x = "length"
+value = "accuracy"
+
+[[figures]]
+into = "tda/table-4"
+rows = { "16 tokens" = "sequence_accuracy(copy)@16" }
 """
     )
     campaign, out = read_plan(str(plan)), tmp_path / "runs"
@@ -191,6 +266,11 @@ value = "theta"
     assert set(tables["figure-maxima"].series) == {"view 1", "difference"}
     assert list(tables["figure-inhibition"].row) == ["the", "fox", "fox", "the#2", "the#2", "the#2"]
     assert list(tables["figure-temperatures"].value) == [1.0, 2.0]
+    passkey = tables["figure-passkey"].set_index("series")
+    assert (passkey.value["Softmax"], passkey.low["Softmax"], passkey.high["Softmax"]) == (25.0, 20.0, 30.0)
+    assert tables["table-4"][["row", "column", "value", "low", "high"]].iloc[0].tolist() == [
+        "16 tokens", "Softmax", 10.0, 0.0, 50.0,
+    ]  # fmt: skip
 
 
 def test_a_campaign_in_slices(plan: Path, tmp_path: Path) -> None:

@@ -11,8 +11,13 @@ An entry of a plan's ``figures`` says which file of measured numbers it fills, a
     x = "length"
     value = "g_sink_ratio_1"
 
+    [[figures]]                                     # a table turned: one row a value, one column a run
+    into = "tda/table-4"
+    rows = { "500 tokens, 4 needles" = "sequence_accuracy(multi-needle:needles=4)@500" }
+
 A number is the mean over the seeds; its interval is Student's at 95% over the seeds, which are the independent units,
-and empty where there is one seed.
+and empty where there is one seed. Shares of right answers have an interval of their own; see
+:mod:`theory_lab.campaigns.answers`.
 """
 
 from __future__ import annotations
@@ -26,8 +31,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from theory_lab.campaigns import answers
 from theory_lab.campaigns.work import results
 from theory_lab.errors import InputError
+from theory_lab.outside import defused, one_line, reason
 from theory_lab.store import write_whole
 
 if TYPE_CHECKING:
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
 Result = dict[str, Any]
 
 #: Percent of a share.
-_PERCENT = ("zeros", "accuracy", "dead_rows", "dead_head", "zeros_1", "zeros_2")
+_PERCENT = ("zeros", "dead_rows", "dead_head", "zeros_1", "zeros_2")
 
 
 def gather(campaign: Campaign, out: str | Path, into: str | Path) -> list[Path]:
@@ -65,13 +72,23 @@ def gather(campaign: Campaign, out: str | Path, into: str | Path) -> list[Path]:
         raise InputError("out", str(out), "finished runs of this campaign are needed; there are none")
     written = []
     for entry in campaign.figures:
-        rows = _rows(entry, found)
+        try:
+            rows = _rows(entry, found)
+            text = _csv(campaign, entry, found, rows)
+        except InputError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # as files hold anything
+            what = f"its results do not hold what {entry['into']} asks for ({reason(error)}): measure them again"
+            raise InputError("out", str(out), what) from error
         if not rows:
             continue
         paper, _, name = str(entry["into"]).partition("/")
         path = Path(into) / paper / "measured" / f"{name}.csv"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(str(path), _csv(campaign, entry, found, rows).encode())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError("into", str(into), f"a folder that can be written ({reason(error)})") from None
+        write_whole(str(path), text.encode("utf-8", "replace"))
         written.append(path)
     return written
 
@@ -105,9 +122,11 @@ def _table(entry: Mapping[str, Any], by_name: Mapping[str, list[Result]]) -> Ite
     for name, rs in by_name.items():
         for label, what in values.items():
             numbers = [number for number in (scalar(r, what) for r in rs) if number is not None]
+            asked = answers.parse(what)
+            own = [share for r in rs for share in answers.shares(r, asked).values()] if asked else []
             if numbers:
                 place = (name, label) if "columns" in entry else (label, name)
-                yield {"row": place[0], "column": place[1], **_numbers(numbers)}
+                yield {"row": place[0], "column": place[1], **_numbers(numbers, own)}
 
 
 def _curves(entry: Mapping[str, Any], by_name: Mapping[str, list[Result]]) -> Iterable[dict[str, Any]]:
@@ -120,9 +139,11 @@ def _curves(entry: Mapping[str, Any], by_name: Mapping[str, list[Result]]) -> It
                 for x, value in curve(result, str(entry["x"]), what).items():
                     at.setdefault(x, []).append(value)
             several = len(by_name) > 1
+            asked = answers.parse(what)
+            own = [answers.shares(r, asked) for r in rs] if asked else []
             for x in sorted(at):
                 shown = label or name
-                row = {"series": shown, "x": x, **_numbers(at[x])}
+                row = {"series": shown, "x": x, **_numbers(at[x], [by[x] for by in own if x in by])}
                 yield {**row, "panel": name} if label and several else row
 
 
@@ -156,8 +177,10 @@ def _unlike(tokens: Sequence[str]) -> list[str]:
     return names
 
 
-def _numbers(values: Sequence[float]) -> dict[str, Any]:
+def _numbers(values: Sequence[float], own: Sequence[answers.Share] = ()) -> dict[str, Any]:
     mean, low, high = mean_and_interval(values)
+    if own and all(map(math.isfinite, (end for share in own for end in share))):
+        low, high = answers.interval(values, own, (low, high))
     ends = {"low": "", "high": ""} if math.isnan(low) else {"low": f"{low:.7g}", "high": f"{high:.7g}"}
     return {"value": f"{mean:.7g}", **ends, "seeds": len(values)}
 
@@ -165,7 +188,8 @@ def _numbers(values: Sequence[float]) -> dict[str, Any]:
 def scalar(result: Result, what: str) -> float | None:
     """One number of one run.
 
-    ``loss``, ``loss@1024``: held-out loss, nats a token. ``accuracy@16384``: percent. Any measure of heads, such as
+    ``loss``, ``loss@1024``: held-out loss, nats a token. ``accuracy@16384``, ``sequence_accuracy(TASK)@4000``: percent.
+    Any measure of heads, such as
     ``zeros`` (percent), ``g_sink_ratio_1@512`` or ``view_correlation``: mean over layers at the longest length that is
     not beyond training's, or at the length named. ``tokens_per_second``.
     """
@@ -176,8 +200,11 @@ def scalar(result: Result, what: str) -> float | None:
             return float(result["train"]["val_loss"])
         texts = measured.get("loss", {}).get(at)
         return float(np.mean(texts)) if texts else None
-    if name == "accuracy":
-        return curve(result, "length", "accuracy").get(float(at))
+    if (asked := answers.parse(what)) is not None:
+        if asked.length is None:
+            raise InputError("figures", what, f"a length is needed in a table, as in {what}@4000")
+        share = answers.shares(result, asked).get(asked.length)
+        return None if share is None else share.value
     if name == "tokens_per_second":
         return float(result["train"]["tokens_per_second"])
     trained = int(result["train"]["settings"]["length"])
@@ -191,8 +218,10 @@ def scalar(result: Result, what: str) -> float | None:
 def curve(result: Result, x: str, what: str) -> dict[float, float]:
     """A run's value by ``length``, by ``layer`` (at training's length) or by ``step`` (through training)."""
     measured = result["measured"]
-    if what == "accuracy":
-        return {float(r["length"]): 100.0 * float(r["accuracy"]) for r in measured.get("tasks", [])}
+    if (asked := answers.parse(what)) is not None:
+        if x != "length":
+            raise InputError("x", x, f"{what} is by length")
+        return {length: share.value for length, share in answers.shares(result, asked).items()}
     if x == "step":
         pairs = [(row["step"], row.get(what)) for row in result["layers"]]
     elif x == "layer":
@@ -228,11 +257,12 @@ def _csv(campaign: Campaign, entry: Mapping[str, Any], found: Sequence[Result], 
     device = ", ".join(sorted({r["train"]["device"] for r in used}))
     seeds = ", ".join(str(seed) for seed in sorted({r["seed"] for r in used}))
     stream = io.StringIO()
-    stream.write(f"# device: {device}\n# seed: {seeds}\n# made by: theory-lab campaign gather {campaign.name}\n")
+    stream.write(f"# device: {one_line(device)}\n# seed: {seeds}\n")
+    stream.write(f"# made by: theory-lab campaign gather {one_line(campaign.name)}\n")
     if entry.get("note"):
-        stream.write(f"# note: {entry['note']}\n")
+        stream.write(f"# note: {one_line(entry['note'])}\n")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: defused(value) for key, value in row.items()} for row in rows)
     return stream.getvalue()

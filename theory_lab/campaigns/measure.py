@@ -183,16 +183,22 @@ def learned(loaded: LoadedModel) -> list[dict[str, Any]]:
 
 
 def tasks(loaded: LoadedModel, wanted: Mapping[str, Any], corpus: str | None) -> list[dict[str, Any]]:
-    """Accuracy on tasks by length, as theory-lab evaluate gives it."""
-    from theory_lab.tasks.registry import get_task, parse_spec
+    """Accuracy on tasks by length, as theory-lab evaluate gives it; rotary positions stretched as for the losses."""
+    from theory_lab.tasks.registry import get_task, parse_spec, task_class
 
+    stretch = bool(wanted.get("ntk", True))
     rows: list[dict[str, Any]] = []
     for text in wanted["tasks"]:
         name, parameters = parse_spec(text)
-        if name in ("passkey", "multi-needle"):
+        if task_class(name).takes_text:
             parameters = {"tokenizer": str(loaded.folder), "corpus": corpus, **parameters}
         task = get_task(name, 0, **parameters)
-        lengths = [n for n in wanted["task_lengths"] if task.shortest() <= n <= (task.longest() or n)]
-        result = task.evaluate(loaded, lengths, samples=int(wanted.get("samples", 100)), most_tokens=_TASK_TOKENS)
-        rows += [{"asked": text, **{str(k): v for k, v in row.items()}} for row in result.rows.to_dict("records")]
+        for length in wanted["task_lengths"]:
+            if not task.shortest() <= length <= (task.longest() or length):
+                continue
+            with _stretched(loaded, length, stretch):
+                found = task.evaluate(
+                    loaded, [length], samples=int(wanted.get("samples", 100)), most_tokens=_TASK_TOKENS
+                )
+            rows += [{"asked": text, **{str(k): v for k, v in row.items()}} for row in found.rows.to_dict("records")]
     return rows

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.errors import InputError, TheoryLabError
+from theory_lab.outside import read_json, reason
 from theory_lab.settings import Progress, Silent
 from theory_lab.store import write_whole
 
@@ -197,14 +198,17 @@ def _one(run: Run, folder: str, corpus: str | None) -> float:
 
     from theory_lab.campaigns.measure import measure_model
     from theory_lab.store import provenance
+    from theory_lab.tasks.registry import takes_text
     from theory_lab.training import TrainSettings, train
+    from theory_lab.training.starting import inherited
 
     began = time.monotonic()
     place = Path(folder)
     try:
+        task = run.train.get("task")
         settings = TrainSettings(
-            **{"save_every": max(run.train.get("steps", 200) // 2, 1), **run.train},
-            corpus=None if run.train.get("task") else corpus,
+            **{"save_every": max(run.train.get("steps", 200) // 2, 1), **inherited(run.train)},
+            corpus=corpus if task is None or takes_text(task) else None,
             seed=run.seed,
             device=_device,
             out=str(place / "model"),
@@ -243,10 +247,16 @@ def _table(path: Path) -> list[dict[str, Any]]:
 
 
 def results(campaign: Campaign, out: str | Path) -> list[dict[str, Any]]:
-    """The finished runs of a campaign's folder, in the plan's order."""
+    """The finished runs of a campaign's folder, in the plan's order; InputError for a file that is none."""
     found = []
     for run in campaign.runs:
         path = Path(out) / run.folder / RESULT
         if path.is_file():
-            found.append(json.loads(path.read_text(encoding="utf-8")))
+            try:
+                result = read_json(path)
+            except (OSError, ValueError) as error:
+                raise InputError("out", str(path), f"it cannot be read ({reason(error)}): measure it again") from None
+            if not isinstance(result, dict) or result.get("name") != run.name or result.get("seed") != run.seed:
+                raise InputError("out", str(path), f"the result of '{run.name}', seed {run.seed}, belongs there")
+            found.append(result)
     return found

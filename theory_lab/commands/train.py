@@ -128,7 +128,7 @@ def _settings(options: dict[str, Any]) -> TrainSettings:
         from theory_lab.training.starting import inherited
 
         TrainSettings(**given)  # numbers that make no sense are told before anything heavy is imported
-        given = inherited({"length": TrainSettings.length, **given})
+        given = inherited(given)
     return TrainSettings(**given)
 
 

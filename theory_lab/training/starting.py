@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from theory_lab.errors import InputError, hint
+from theory_lab.training.settings import TrainSettings
 
 #: Fields of a configuration that are no choice of a training, or a setting of their own.
 _NOT_MODEL = ("vocab_size", "attention", "attention_parameters", "use_cache", "bos_token_id", "eos_token_id",
@@ -82,7 +83,7 @@ def inherited(given: Mapping[str, Any]) -> dict[str, Any]:
         return made
     fitting = [name for name, shape in SIZES.items() if all(config.get(key) == value for key, value in shape.items())]
     model = {name: config[name] for name in _fields() if name in config}
-    if made.get("length", 0) > int(config.get("max_position_embeddings", 0)):
+    if made.get("length", TrainSettings.length) > int(config.get("max_position_embeddings", 0)):
         model.pop("max_position_embeddings", None)
     return {**made, "size": (fitting or ["pico"])[0], "model": {**model, **given.get("model", {})}}
 
