@@ -117,7 +117,11 @@ def _gradients(
     """Return the gradients of q1, k1, q2, k2, v, beta and lam (empty for a missing second view)."""
     geometry = _geometry(layout, sequences, max_q, max_k, offset, packed, causal)
     views = _views(q1, k1, q2, k2)
-    if rms:
+    if rms and implementation == "triton":
+        from .triton_norm import norm_backward
+
+        grad = norm_backward(grad, out, scale, v.dtype)
+    elif rms:
         # o = r x with r = (mean x^2 + eps)^(-1/2): dx = r (do - o mean(do o)).
         wide, o = grad.to(scale.dtype), out.to(scale.dtype)
         grad = (scale[..., None] * (wide - o * (wide * o).mean(-1, keepdim=True))).to(v.dtype)
