@@ -34,7 +34,6 @@ from theory_lab.store.cells import (
     FORMAT_VERSION,
     BlockTable,
     DamagedError,
-    Summary,
     encode,
     encode_findings,
     read_cell,
@@ -247,14 +246,18 @@ class Store:
         BlockSum or None
             Block 0 with all trials; None if the cell has to be loaded.
         """
-        digest, found = cell.digest, None
+        digest = cell.digest
         if digest in self._at_first:
             with contextlib.suppress(FileNotFoundError, DamagedError):
-                found = _as_one(read_cell(self._cells / f"{digest}.parquet")[0].summary(), trials)
+                found = read_cell(self._cells / f"{digest}.parquet")[0].summary()
+                # A cell's blocks are of one size, of which `step` is; a last one that is cut short makes up the rest.
+                if found.step and found.trials == trials:
+                    return BlockSum(0, trials, found.total, found.total_sq)
         for pack, row in self._packs.find(digest):
-            if found is None and pack.sealed:
-                found = _as_one(pack.summary(row), trials)
-        return found
+            sums = pack.pooled(row, trials)
+            if sums is not None:
+                return BlockSum(0, trials, *sums)
+        return None
 
     def save_piece(self, piece: Piece, seed: int, findings: Sequence[Finding], seconds: float) -> None:
         """Write the findings of a study's piece; StoreError as for :meth:`save`."""
@@ -320,13 +323,6 @@ def _about(cell: Cell) -> dict[str, Any]:
     if cell.device != "cpu":
         about |= {name: metadata.version(name) for name in ("torch", "triton")}
     return about
-
-
-def _as_one(summary: Summary, trials: int) -> BlockSum | None:
-    # A cell's blocks are of one size, of which `step` is; a last one that is cut short makes up the rest.
-    if not summary.step or summary.trials != trials:
-        return None
-    return BlockSum(0, trials, summary.total, summary.total_sq)
 
 
 def _findings(found: dict[str, Any]) -> tuple[Finding, ...]:

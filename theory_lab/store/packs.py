@@ -18,6 +18,7 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +251,7 @@ class Pack:
             self.sealed, self.seal = False, {}
             self.damage = self.damage or f"{self.seal_path.name} is missing or damaged"
         self._columns: dict[str, Any] = {}
-        self._sums: list[list[Any]] | None = None
+        self._lists: list[list[Any]] | None = None
 
     def column(self, name: str) -> Any:
         """A column of numbers of the table of cells, as an array; missing ones are 0."""
@@ -265,9 +266,19 @@ class Pack:
 
     def summary(self, row: int) -> Summary:
         """A cell's sums; to be believed if the pack is sealed."""
-        if self._sums is None:
-            self._sums = [self.table.column(name).to_pylist() for name in _SUMS]
-        return Summary(*(values[row] for values in self._sums))
+        return Summary(*(values[row] for values in self._sums()))
+
+    def pooled(self, row: int, trials: int) -> tuple[float, float] | None:
+        """A cell's sums, if its blocks are those of a run of ``trials`` trials and the pack is sealed."""
+        _, have, step, total, total_sq = self._sums()
+        if not self.sealed or have[row] != trials or not step[row]:
+            return None
+        return total[row], total_sq[row]
+
+    def _sums(self) -> list[list[Any]]:
+        if self._lists is None:
+            self._lists = [self.table.column(name).to_pylist() for name in _SUMS]
+        return self._lists
 
     def about(self, row: int) -> dict[str, Any]:
         """What is said about a cell."""
@@ -329,7 +340,9 @@ class Packs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._known: dict[str, Pack] = {}
-        self._where: dict[str, list[tuple[Pack, int]]] | None = None
+        self._first: dict[str, tuple[Pack, int]] | None = None
+        #: Cells that lie in several packs.
+        self._others: dict[str, list[tuple[Pack, int]]] = {}
 
     def refresh(self) -> None:
         """Look for packs that appeared or went."""
@@ -337,7 +350,7 @@ class Packs:
         if names == self._known.keys():
             return
         self._known = {name: self._known.get(name) or Pack(self.folder, name) for name in sorted(names)}
-        self._where = None
+        self._first = None
 
     def __iter__(self) -> Iterator[Pack]:
         return iter(self._known.values())
@@ -347,16 +360,28 @@ class Packs:
 
     def find(self, digest: str) -> list[tuple[Pack, int]]:
         """Where a cell or piece lies: pairs of pack and row, most trials first."""
-        if self._where is None:
-            where: dict[str, list[tuple[Pack, int]]] = {}
-            for pack in self:
-                for row, name in enumerate(pack.names):
-                    where.setdefault(name, []).append((pack, row))
-            for places in where.values():
-                if len(places) > 1:
-                    places.sort(key=lambda place: -place[0].column("trials")[place[1]])
-            self._where = where
-        return self._where.get(digest, [])
+        if self._first is None:
+            self._index()
+        assert self._first is not None
+        if digest in self._others:
+            return self._others[digest]
+        place = self._first.get(digest)
+        return [] if place is None else [place]
+
+    def _index(self) -> None:
+        first: dict[str, tuple[Pack, int]] = {}
+        self._others = {}
+        for pack in self:
+            places = zip(repeat(pack), range(len(pack.names)), strict=False)
+            if first.keys().isdisjoint(pack.names):  # as nearly always
+                first.update(zip(pack.names, places, strict=True))
+                continue
+            for name, place in zip(pack.names, places, strict=True):
+                if first.setdefault(name, place) != place:
+                    self._others.setdefault(name, [first[name]]).append(place)
+        for found in self._others.values():
+            found.sort(key=lambda place: -place[0].column("trials")[place[1]])
+        self._first = first
 
     def names(self) -> set[str]:
         """Names of all cells and pieces."""
