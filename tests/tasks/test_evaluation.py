@@ -269,6 +269,12 @@ def test_the_command(folder, tmp_path):
     assert "clustered by sequence" in done.stdout
     again = call("--task", "recall", "--length", "40", "--samples", "5", "--format", "json", "--quiet")
     assert json.loads(again.stdout)[0]["loss"] == pytest.approx(rows.loss[1], rel=1e-9)
+    one, other = (
+        call("--task", "recall", "--length", "40", "--samples", "5", "--format", "json", "--quiet", *words)
+        for words in (("--rope-scaling", "ntk:1"), ("--rope-scaling", "ntk:64"))
+    )
+    assert one.stdout.split('"seconds"')[0] == again.stdout.split('"seconds"')[0]
+    assert json.loads(other.stdout)[0]["loss"] != json.loads(again.stdout)[0]["loss"]
 
 
 @pytest.mark.parametrize(
@@ -284,6 +290,9 @@ def test_the_command(folder, tmp_path):
         (("--task", "recall", "--length", "4"), "at least"),
         (("--task", "recall", "--harness", "piqa"), "one of the two is allowed"),
         (("--task", "recall", "--limit", "5"), "it goes with --harness"),
+        (("--harness", "piqa", "--rope-scaling", "ntk:2"), "it goes with --task"),
+        (("--task", "recall", "--rope-scaling", "ntk"), "rope-scaling: ntk; linear, dynamic, yarn, ntk with a factor"),
+        (("--task", "recall", "--rope-scaling", "yarn:4"), "is that of Theory Lab's own models"),
     ],
 )
 def test_the_command_says_what_is_wrong_in_one_line(folder, words, message):

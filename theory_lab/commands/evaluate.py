@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 @click.option("--dtype", default="float32", show_default=True, metavar="NAME",
               help="float32, bfloat16, float16 or auto.")  # fmt: skip
 @click.option("--attention", metavar="NAME", help="transformers' implementation, such as sdpa or eager.")
+@click.option("--rope-scaling", metavar="KIND:FACTOR",
+              help="Stretch rotary positions, such as ntk:8 for our models, yarn:4 for others.")  # fmt: skip
 @click.option("--trust-remote-code", is_flag=True, help="Let the model's folder run its own code.")
 @click.option("--seed", default="0", show_default=True, metavar="INTEGER", help="Of the sequences.")
 @click.option("--out", metavar="FILE", help="Write rows here after each length: .json, .csv or .parquet.")
@@ -75,11 +77,18 @@ def command(**options: Any) -> int:
     if importlib.util.find_spec("torch") is None:
         raise InputError("evaluate", "torch is not installed", "pip install 'theory-lab[models]'")
     if spec is None:
+        if options["rope_scaling"] is not None:
+            raise InputError("rope-scaling", options["rope_scaling"], "it goes with --task")
         return _harness(options, level, seed)
+    from theory_lab.probes.positions import scaled_positions
     from theory_lab.progress import make_progress
     from theory_lab.tasks.evaluation import evaluate
     from theory_lab.tasks.registry import parse_spec, task_class
 
+    if options["rope_scaling"] is not None:
+        from theory_lab.probes.positions import parse_scaling
+
+        parse_scaling(options["rope_scaling"])
     for name in ("harness_tasks", "limit"):
         if options[name] is not None:
             raise InputError(name.replace("_", "-"), options[name], "it goes with --harness")
@@ -95,17 +104,18 @@ def command(**options: Any) -> int:
             _write(result, options["out"])
 
     try:
-        result = evaluate(
-            model,
-            task,
-            lengths,
-            samples=samples,
-            most_tokens=most,
-            chunk=chunk,
-            level=level,
-            progress=progress,
-            on_row=keep,
-        )
+        with scaled_positions(model.model, options["rope_scaling"]):
+            result = evaluate(
+                model,
+                task,
+                lengths,
+                samples=samples,
+                most_tokens=most,
+                chunk=chunk,
+                level=level,
+                progress=progress,
+                on_row=keep,
+            )
     except (KeyboardInterrupt, TheoryLabError) as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         if not interrupted and not finished:
