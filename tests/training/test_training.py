@@ -317,6 +317,58 @@ def test_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
     assert not (out / "model.safetensors").exists()
 
 
+def test_captured_step_that_goes_wrong_is_repeated_to_name_its_layer(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stepper that sees its losses too late, as a CUDA graph does: several updates, then NaN in all weights."""
+    from theory_lab.training import stepping
+
+    class Late(stepping.Eager):
+        def run(self, segment):
+            if segment.first + segment.updates < 5:
+                return super().run(segment)
+            with torch.no_grad():
+                for parameter in self._model.parameters():
+                    parameter.fill_(float("nan"))
+            raise NotFinite("loss: nan at step 5", stepping.Numbers(np.zeros(0), np.zeros(0)), 5)
+
+    plain = stepping.Eager
+
+    def first(model, *rest):
+        monkeypatch.setattr(stepping, "Eager", plain)
+        return Late(model, *rest)
+
+    monkeypatch.setattr(stepping, "Eager", first)
+    with pytest.raises(NotFinite) as caught:
+        train(tiny(save_every=2, out=str(tmp_path / "fine")))
+    assert str(caught.value) == (
+        "loss: nan at step 5 (repeated without a graph from step 4, every number was one); "
+        "the checkpoint after step 4 is kept"
+    )
+
+    # A fault that is there again when the step is repeated is named.
+    class Broken(plain):
+        def run(self, segment):
+            if segment.first == 4:
+                with torch.no_grad():
+                    dict(self._model.named_parameters())["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
+            return super().run(segment)
+
+    plain = Broken
+    monkeypatch.setattr(stepping, "Eager", first)
+    with pytest.raises(NotFinite) as caught:
+        train(tiny(save_every=2, out=str(tmp_path / "broken")))
+    assert str(caught.value) == (
+        "loss: nan at step 5 (repeated without a graph from step 4: loss: nan at step 5, in the weights of "
+        "model.layers.1.mlp.down_proj.weight); the checkpoint after step 4 is kept"
+    )
+
+    # Without a checkpoint there is nothing to repeat it from.
+    monkeypatch.setattr(stepping, "Eager", first)
+    with pytest.raises(NotFinite, match="loss: nan at step 5; without CUDA graphs the layer is named$"):
+        train(tiny(save_every=0))
+
+
 def test_gradient_that_is_no_number(tiny) -> None:
     with pytest.raises(NotFinite, match=r"(loss|gradient norm): (nan|inf) at step \d+"):
         train(tiny(lr=1e30, lr_min=1e30, clip=float("inf"), warmup=0, weight_decay=0.0))

@@ -22,7 +22,8 @@ def make_corpus(folder: Path, size: int, vocabulary: int = 64) -> None:
     manifest = {
         "format": 1,
         "name": "counting",
-        "splits": {split: {"tokens": count} for split, count in sizes.items()},
+        "splits": {split: {"documents": 1, "tokens": count, "characters": count} for split, count in sizes.items()},
+        "sources": [],
         "tokenizer": {"vocab_size": vocabulary},
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))

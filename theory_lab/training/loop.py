@@ -8,7 +8,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -181,7 +181,7 @@ class _Run:
         try:
             for segment in Feed(opened.source, s, start, stepper.most, self.rank, self.world):
                 with memory(f"at step {segment.first + 1}"):
-                    numbers = self._numbers(stepper, segment, logs)
+                    numbers = self._numbers(stepper, segment, logs, lambda step: self._again(step, model, opened))
                 took = time.perf_counter() - begun
                 self.seconds += took
                 done, last = segment.first + segment.updates, float(numbers.losses[-1])
@@ -255,15 +255,44 @@ class _Run:
             return state["step"]
         return 0
 
-    def _numbers(self, stepper: Stepper, segment: Segment, logs: Logs) -> Numbers:
+    def _numbers(self, stepper: Stepper, segment: Segment, logs: Logs, again: Callable[[int], str]) -> Numbers:
         from theory_lab.training.stepping import NotFinite
 
         try:
             return stepper.run(segment)
         except NotFinite as error:
             logs.write(self._rows(segment, error.before, math.nan))
+            what = str(error) if error.step is None else f"{error}{again(error.step)}"
             kept = "" if self.out is None else f"; {checkpoints.newest(self.out)}"
-            raise NotFinite(f"{error}{kept}", error.before) from None
+            raise NotFinite(f"{what}{kept}", error.before) from None
+
+    def _again(self, step: int, model: Any, opened: Opened) -> str:
+        """Where a captured step went wrong, in words: it is repeated without a graph, from the newest checkpoint.
+
+        A graph looks at its losses when many updates are done, and the weights are then spoiled.
+        """
+        from theory_lab.training.stepping import Eager, NotFinite, make_optimizer
+
+        unnamed = "; without CUDA graphs the layer is named"
+        there = [] if self.out is None else checkpoints.found(self.out)
+        if not there:
+            return unnamed
+        self.show.say("looking for the layer: the steps since the newest checkpoint are repeated without a graph")
+        optimizer = make_optimizer(model, self.settings, self.device, False)
+        try:
+            checkpoints.load(there[-1], model, optimizer)
+        except (OSError, ValueError):
+            return unnamed
+        eager = Eager(model, model, optimizer, self.settings, self.accelerator)
+        start = checkpoints.step_of(there[-1])
+        for segment in Feed(opened.source, self.settings, start, 1, self.rank, self.world):
+            try:
+                eager.run(segment)
+            except NotFinite as error:
+                return f" (repeated without a graph from step {start}: {error})"
+            if segment.first + 1 >= step:
+                break
+        return f" (repeated without a graph from step {start}, every number was one)"
 
     def _rows(self, segment: Segment, numbers: Numbers, took: float) -> list[dict[str, Any]]:
         s = self.settings

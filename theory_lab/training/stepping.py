@@ -38,14 +38,17 @@ class NotFinite(TheoryLabError):
     message : str
     before : Numbers
         The updates of the segment that were fine.
+    step : int or None
+        The update that was not, from 1, where the layer is not known.
     """
 
-    def __init__(self, message: str, before: Numbers) -> None:
+    def __init__(self, message: str, before: Numbers, step: int | None = None) -> None:
         super().__init__(message)
         self.before = before
+        self.step = step
 
-    def __reduce__(self) -> tuple[type[NotFinite], tuple[str, Numbers]]:
-        return type(self), (str(self), self.before)
+    def __reduce__(self) -> tuple[type[NotFinite], tuple[str, Numbers, int | None]]:
+        return type(self), (str(self), self.before, self.step)
 
 
 class Stepper(Protocol):
@@ -338,8 +341,6 @@ class Captured:
         if not fine.all():
             bad = int(np.argmin(fine))
             name, value = ("loss", both[0, bad]) if not np.isfinite(both[0, bad]) else ("gradient norm", both[1, bad])
-            raise NotFinite(
-                f"{name}: {value} at step {segment.first + bad + 1}; without CUDA graphs the layer is named",
-                Numbers(*both[:, :bad]),
-            )
+            step = segment.first + bad + 1
+            raise NotFinite(f"{name}: {value} at step {step}", Numbers(*both[:, :bad]), step)
         return Numbers(both[0], both[1])
