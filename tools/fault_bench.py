@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import json
 import os
 import re
 import shutil
@@ -92,12 +94,136 @@ class Listener(Silent):
         self.found = done
 
 
-class Run:
-    """A ``theory-lab`` command in a session of its own."""
+#: Imports what commands import, once, and forks a process for each line that it reads: a start of Python costs more
+#: than most of these runs draw. It starts no thread, and its children leave it at once.
+_NURSERY = """
+import json, os, sys
+import pyarrow.parquet, pandas, rich.table
+import theory_lab.cli, theory_lab.experiments, theory_lab.render, theory_lab.progress, theory_lab.store.folder
+from theory_lab.main import main
+print("ready", flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)
+        continue
+    child = os.fork()
+    if child:
+        os.write(1, f"{child}\\n".encode())
+        os._exit(0)
+    os.setsid()
+    null, log = os.open(os.devnull, os.O_RDWR), os.open(asked["log"], os.O_WRONLY | os.O_APPEND)
+    for handle, number in ((null, 0), (null, 1), (log, 2)):
+        os.dup2(handle, number)
+    sys.argv = ["theory-lab", *asked["words"]]
+    main()
+"""
+_PR_SET_CHILD_SUBREAPER = 36
 
-    def __init__(self, words: tuple[str, ...], work: Path, env: dict[str, str] | None = None, limit: int = 0) -> None:
+
+class Nursery:
+    """Starts commands without starting Python."""
+
+    def __init__(self) -> None:
+        # Grandchildren become this process's children when their parent ends, so that it learns how they end.
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self._say("")
+
+    def _say(self, line: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        if line:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        return self._process.stdout.readline()
+
+    def start(self, words: tuple[str, ...], log: Path) -> Child:
+        """Start a command in a session of its own; standard error goes to ``log``."""
+        return Child(int(self._say(json.dumps({"words": words, "log": str(log)}))))
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+class Child:
+    """A process of the nursery, with what is used of subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            with contextlib.suppress(ChildProcessError):  # not ours yet
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float = float("inf")) -> int:
+        """Wait for its end."""
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.005)
+        return code
+
+
+_nursery: Nursery | None = None
+
+
+def _start_child(words: tuple[str, ...], log: Path) -> Child:
+    global _nursery  # one a session
+    if _nursery is None:
+        _nursery = Nursery()
+    return _nursery.start(words, log)
+
+
+def stop_nursery() -> None:
+    """End the process that starts others, if there is one."""
+    global _nursery
+    if _nursery is not None:
+        _nursery.stop()
+        _nursery = None
+
+
+class Run:
+    """A ``theory-lab`` command in a session of its own.
+
+    Parameters
+    ----------
+    words : tuple of str
+        The command.
+    work : Path
+        Where its log goes.
+    env : dict, optional
+        More of its environment.
+    limit : int
+        Largest file that it may write, in bytes; 0 for any.
+    anew : bool
+        Whether Python is started for it, as a user's shell does. With an environment or a limit it is anyway.
+    """
+
+    def __init__(
+        self, words: tuple[str, ...], work: Path, env: dict[str, str] | None = None, limit: int = 0, anew: bool = False
+    ) -> None:
         self.out = work
-        self._log = open(work / f"log-{time.monotonic_ns()}", "w+")  # noqa: SIM115  # closed with the run
+        path = work / f"log-{time.monotonic_ns()}"
+        self._log = open(path, "w+")  # noqa: SIM115  # closed with the run
+        self.process: subprocess.Popen[bytes] | Child
+        if not (env or limit or anew):
+            self.started = time.monotonic()
+            self.process = _start_child(words, path)
+            return
         prefix = ["prlimit", f"--fsize={limit}"] if limit else []
         self.started = time.monotonic()
         self.process = subprocess.Popen(
@@ -136,7 +262,7 @@ class Run:
         """Processes of its session that are still there."""
         found = []
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
+            if entry.name.isdigit() and int(entry.name) != self.process.pid:
                 with contextlib.suppress(OSError, IndexError, ValueError):
                     words = (entry / "stat").read_text().rpartition(")")[2].split()
                     if int(words[3]) == self.process.pid and words[0] != "Z":
@@ -182,7 +308,7 @@ class Bench:
         work.mkdir(parents=True, exist_ok=True)
         self.whole = work / "whole"
         shutil.rmtree(self.whole, ignore_errors=True)
-        run = Run((*SWEEP, *POOL, "--out", str(self.whole)), work)
+        run = Run((*SWEEP, *POOL, "--out", str(self.whole)), work, anew=True)
         run.wait_for(self.whole / "manifest.json")
         began = time.monotonic()
         code, text = run.finish()
@@ -208,11 +334,11 @@ class Bench:
         return path
 
     def start(self, out: Path, *more: str, resume: bool = False, env: dict[str, str] | None = None, limit: int = 0,
-              sweep: tuple[str, ...] = SWEEP) -> Run:  # fmt: skip
+              sweep: tuple[str, ...] = SWEEP, anew: bool = False) -> Run:  # fmt: skip
         """Start the sweep."""
         where = () if {"--scheduler", "--workers"} & {*more, *sweep} else POOL
         words = (*sweep, *where, "--out", str(out), *(("--resume",) if resume else ()), *more)
-        return Run(words, self.work, env, limit)
+        return Run(words, self.work, env, limit, anew)
 
     def intact(self, out: Path) -> int:
         """Cells and pieces that lie in a folder as the undisturbed run has them."""
@@ -225,13 +351,13 @@ class Bench:
     def settle(self, out: Path, outcome: Outcome, *more: str, env: dict[str, str] | None = None) -> Outcome:
         """Resume the sweep and compare what it gives with the undisturbed run.
 
-        Every fourth resume is a command in a process of its own, as is each with options of its own; the others call
-        :func:`theory_lab.check`, which saves a start of Python for each.
+        Every fourth resume is a command as a user types it, as is each with options of its own; the others call
+        :func:`theory_lab.check`, which saves a start of Python.
         """
         outcome.intact = self.intact(out)
         self._settled += 1
         if more or env or self._settled % 4 == 0:
-            code, text = self.start(out, *more, resume=True, env=env).finish()
+            code, text = self.start(out, *more, resume=True, env=env, anew=True).finish()
             outcome.tracebacks += count_tracebacks(text)
             match = _FOUND.search(text)
             outcome.found = int(match[2] or 0) if match else 0

@@ -70,7 +70,7 @@ def _after(run: Run, allowed: tuple[int, ...] = ()) -> Outcome:
 
 def kill_all(bench: Bench, rng: Rng) -> Outcome:
     """SIGKILL of the run and its workers; every other run draws in its own process."""
-    run = _begin(bench, *(("--workers", "1") if rng.random() < 0.5 else ()))
+    run = _begin(bench, *(("--workers", "1") if rng.random() < 0.5 else ()), anew=bool(rng.random() < 0.2))
     _sleep(bench, run, rng, start=bool(rng.random() < 0.2))
     run.signal(signal.SIGKILL)
     return bench.settle(run.out, _after(run))

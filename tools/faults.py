@@ -35,7 +35,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fault_bench import Bench, Outcome, can_mount
+from fault_bench import Bench, Outcome, can_mount, stop_nursery
 from fault_kinds import KINDS, Kind, stop_cluster
 
 from theory_lab.store.versions import provenance
@@ -78,6 +78,7 @@ def main() -> int:
                 records += _try(bench, kind, options)
     finally:
         stop_cluster()
+        stop_nursery()
     if options.kinds and options.out:
         records, kinds = _with_earlier(Path(options.out), records, kinds)
     _print(records, kinds, left_out)

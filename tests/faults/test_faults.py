@@ -1,0 +1,79 @@
+"""The fault harness: a few of its faults, and that it would notice."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import faults
+import numpy as np
+import pandas as pd
+import pytest
+from fault_bench import Bench, Outcome, count_tracebacks, stop_nursery
+from fault_kinds import KINDS
+
+from theory_lab.store import rows_to_parquet
+from theory_lab.store.cells import BlockTable, encode, read_cell
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    yield Bench(tmp_path_factory.mktemp("faults") / "bench")
+    stop_nursery()
+
+
+@pytest.mark.parametrize("name", ["sigkill-run", "cell-flipped", "manifest"])
+def test_nothing_is_lost(bench: Bench, name: str) -> None:
+    kind = next(kind for kind in KINDS if kind.name == name)
+    outcome = kind.apply(bench, np.random.default_rng(0))
+    assert outcome.good, outcome
+    assert outcome.found >= outcome.intact >= 0
+
+
+def test_what_is_lost_or_changed_is_noticed(bench: Bench) -> None:
+    out = bench.copy()
+    cells = sorted((out / "cells").glob("*.parquet"))
+    table, about = read_cell(cells[0])
+    # One unit in the last place of one sum, with a checksum that agrees.
+    columns = {**table.columns, "total_sq": np.nextafter(table.columns["total_sq"], np.inf)}
+    cells[0].write_bytes(encode(cells[0].stem, BlockTable(columns), about))
+    cells[1].unlink()
+    (out / "cells" / ".left-1").write_bytes(b"")
+    rows = pd.read_parquet(out / "rows.parquet")
+    (out / "rows.parquet").write_bytes(rows_to_parquet(rows.assign(estimate=np.nextafter(rows.estimate, 1.0))))
+    outcome = Outcome()
+    bench.compare(out, outcome)
+    assert (outcome.lost, outcome.changed, outcome.untidy) == (1, 2, 1)
+    assert not outcome.good
+    assert bench.intact(out) == bench.reference.cells - 2
+    assert count_tracebacks("x\nTraceback (most recent call last):\n  File\n") == 1
+
+
+def test_kinds_are_enough() -> None:
+    assert len({kind.name for kind in KINDS}) == len(KINDS) >= 10
+    assert sum(kind.count for kind in KINDS) >= 200
+    assert sum(kind.count * kind.kills for kind in KINDS) >= 50
+
+
+def test_table_and_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bench: Bench
+) -> None:
+    """Records of kinds that are not tried again are kept; a loss is exit code 1."""
+    monkeypatch.setattr(faults, "Bench", lambda work: bench)
+    lossy = faults.Kind("rows", "loses", lambda bench, rng: Outcome(lost=2, notes=["two, with a comma"]), 3)
+    kept = faults.Kind("manifest", "keeps", lambda bench, rng: Outcome(), 2, 1)
+    monkeypatch.setattr(faults, "KINDS", (kept, lossy))
+    out = tmp_path / "figures"
+    for kinds, code in (("manifest", 0), ("rows", 1)):
+        monkeypatch.setattr(sys, "argv", ["faults", "--kinds", kinds, "--out", str(out), "--work", str(tmp_path / "w")])
+        assert faults.main() == code
+    assert "2 kinds" in capsys.readouterr().out
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["faults"] == 5
+    assert [(kind["kind"], kind["tried"], kind["lost"]) for kind in summary["kinds"]] == [
+        ("manifest", 2, 0),
+        ("rows", 3, 6),
+    ]
+    assert len(pd.read_csv(out / "faults.csv")) == 5
