@@ -109,7 +109,12 @@ def minimal(env: Environment, wheel: str, pins: Sequence[str]) -> None:
 def command_line(env: Environment, wheel: str, pins: Sequence[str]) -> None:
     """The console script, a sweep, the self-test, a picture."""
     env.install(f"{wheel}[cli,plot]", *pins)
-    version = Path(wheel).name.split("-")[1]
+    use_command_line(env, Path(wheel).name.split("-")[1])
+    env.lab("probe", "tda-pico", code=2, say="pip install 'theory-lab[models]'")
+
+
+def use_command_line(env: Environment, version: str) -> None:
+    """What the command line must do wherever it is installed."""
     env.lab("--version", say=version)
     env.lab("--help", say="selftest")
     env.lab("campaign", "list", say="runs")
@@ -122,12 +127,16 @@ def command_line(env: Environment, wheel: str, pins: Sequence[str]) -> None:
     env.lab("check", "tda-4.3", "--length", "none", code=2, say="length: none;")
     env.lab("selftest", "--quiet", "--json", "certificate.json", say="VERDICT: PASS", seconds=600)
     env.wrote("certificate.json", b'{\n "certificate"')
-    env.lab("probe", "tda-pico", code=2, say="pip install 'theory-lab[models]'")
 
 
 def models(env: Environment, wheel: str, pins: Sequence[str]) -> None:
     """A probe of a model that the wheel brings along."""
     env.install(f"{wheel}[cli,models]", *pins)
+    use_models(env)
+
+
+def use_models(env: Environment) -> None:
+    """A probe of a model that the wheel brings along, on the CPU."""
     env.lab("probe", "tda-pico", "--length", "64", "--windows", "1", "--quiet", say="tda-pico", seconds=600)
 
 

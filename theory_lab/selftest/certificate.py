@@ -22,7 +22,7 @@ _PACKAGES = ("numpy", "scipy", "pandas")
 
 @dataclass(frozen=True)
 class Group:
-    """The findings of a group of checks, and the seconds they took."""
+    """The findings of a group of checks, and the seconds of processor time they took."""
 
     name: str
     findings: tuple[Finding, ...]
@@ -131,7 +131,7 @@ class Certificate:
             + ", ".join(f"{name} {self.environment[name]}" for name in _PACKAGES)
             + f"; {self.environment['platform']}",
             "" if self.complete else f"ONLY: {', '.join(g.name for g in self.groups)}",
-            f"{'group':<16}{'exact':>7}{'random':>8}{'smallest p':>13}{'corrected':>12}{'seconds':>10}  ",
+            f"{'group':<16}{'exact':>7}{'random':>8}{'smallest p':>13}{'corrected':>12}{'CPU s':>10}  ",
         ]
         for group in self.groups:
             exact = sum(f.p is None for f in group.findings)
