@@ -1,4 +1,4 @@
-"""Launches of the row kernels: whole rows where they fit a program, parts of rows above. Imports triton."""
+"""Launches of the row kernels: short rows in registers, longer ones in one pass, the longest in parts. Imports triton."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import torch
 import triton
 
 from ..primitives import INTERPRETED
-from .triton_long import join_backward, join_forward, parts_backward, parts_forward, passes_forward
+from .triton_long import join_backward, parts_backward
 from .triton_rows import rows_backward, rows_forward
+from .triton_stream import join_forward, parts_forward, stream_forward
 
 # Newton's steps for alpha <= 2 double the digits; halving [-log n, 0] to float32's takes 40.
 _MOST = 64
-# Steps on a part of a row: a few leave little above its bound, and any number is right.
-_PART_STEPS = 12
-# Slots for the kept scores of a row, in the registers of one program.
-_SLOTS = 16384
+# Longest rows whose weights are found in registers, and longest whose scores one program streams.
+_IN_REGISTERS, _IN_ONE = (512, 1000) if INTERPRETED else (2048, 32768)
+# Most groups of a row of several parts: their maxima lie in the registers of one program.
+_WIDTH = 16384
 
 
 class Shape(NamedTuple):
@@ -27,12 +28,20 @@ class Shape(NamedTuple):
     warps: int
 
 
-def whole(n: int, power: int) -> Shape | None:
-    """The program for whole rows of ``n``, or None above what registers hold; found on an H200."""
-    if INTERPRETED and n > 512:
-        return None  # the same kernels, at sizes that the interpreter can run
-    if n > (32768 if power else 8192):
-        return None
+class Stream(NamedTuple):
+    """Scores of a tile, tiles of a part and parts of a row; warps that stream, and that solve a row of several parts."""
+
+    block: int
+    pieces: int
+    parts: int
+    warps: int
+    join_warps: int
+
+
+def whole(n: int, power: int, most: int) -> Shape | None:
+    """The program for whole rows of ``n`` in registers, or None above ``most``; found on an H200."""
+    if n > (512 if INTERPRETED else most):
+        return None  # in the interpreter, the kernels for long rows at sizes that it can run
     block = max(16, triton.next_power_of_2(n))
     rows = max(1, 1024 // block)
     # Few warps with much in registers: sums over a row then cross few of them. The functions of any other alpha
@@ -45,8 +54,26 @@ def group(x: torch.Tensor) -> int:
     return 16 // x.element_size()
 
 
+def stream(n: int, group: int) -> Stream:
+    """The programs for long rows of ``n`` scores, of which ``group`` make a 16-byte load."""
+    if INTERPRETED:
+        return Stream(256, 3, 1, 4, 4) if n <= _IN_ONE else Stream(256, 2, triton.cdiv(n, 512), 4, 4)
+    # Eight loads in flight a thread. Short rows in few warps: their sums cross fewer.
+    warps = 1 if n <= 4096 else 2 if n <= 8192 else 4
+    block = 256 * warps * group
+    pieces = triton.cdiv(n, block)
+    if n <= _IN_ONE:
+        return Stream(block, pieces, 1, warps, 0)
+    most = max(1, _WIDTH // (256 * warps))
+    parts = min(most, triton.cdiv(n, 8 * block))
+    # As even as tiles allow.
+    pieces = triton.cdiv(pieces, parts)
+    parts = triton.cdiv(n, pieces * block)
+    return Stream(block, pieces, parts, warps, min(16, max(4, triton.next_power_of_2(parts))))
+
+
 def parts(n: int) -> Shape:
-    """The program for a part of a row of ``n``."""
+    """The program for a part of a row of ``n`` gradients."""
     return Shape(1, 512, 4) if INTERPRETED else Shape(1, 16384, 16)
 
 
@@ -60,33 +87,35 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float,
     kind: dict[str, object] = {
         "POWER": power, "STEEP": power == 0 and high > 2.0, "PLAIN": low >= 1.1, "MOST": _MOST, "UPCAST": INTERPRETED
     }  # fmt: skip
-    shape = whole(n, power)
+    shape = whole(n, power, _IN_REGISTERS)
     if shape is not None:
         rows_forward[(triton.cdiv(rows, shape.rows),)](
             x, p, steps, rows, n, x.stride(0), stride, BLOCK=shape.block, R=shape.rows, GROUP=group(x), **kind,
             num_warps=shape.warps,
         )  # fmt: skip
         return p
-    shape = parts(n)
-    count = triton.cdiv(n, shape.block)
-    padded = triton.next_power_of_2(count)
-    capacity = max(16, min(shape.block, (512 if INTERPRETED else _SLOTS) // padded))
-    scores = torch.empty((rows, count, capacity), dtype=torch.float32, device=x.device)
-    places = torch.empty((rows, count, capacity), dtype=torch.int32, device=x.device)
-    counts = torch.empty((rows, count), dtype=torch.int32, device=x.device)
-    tops = torch.empty((rows, count), dtype=torch.float32, device=x.device)
-    parts_forward[(rows * count,)](
-        x, p, steps, scores, places, counts, tops, n, count, x.stride(0), stride, BLOCK=shape.block,
-        GROUP=group(x), CAPACITY=capacity, POWER=power, PLAIN=kind["PLAIN"], MOST=_PART_STEPS, UPCAST=INTERPRETED,
-        num_warps=shape.warps,
+    each = group(x)
+    long = stream(n, each)
+    span, width = long.pieces * long.block, long.parts * (long.block // each)
+    pieces = triton.next_power_of_2(long.pieces)
+    warps = long.warps if long.parts == 1 else long.join_warps
+    # Eight scores a thread at a time, and as many in the list.
+    chunk = max(1, (256 if INTERPRETED else 256 * warps) // (pieces * each))
+    capacity = 64 if INTERPRETED else 256 * max(2, warps)
+    groups = torch.empty((rows, width), dtype=torch.int16 if width <= 1 << 15 else torch.int32, device=x.device)
+    places = torch.empty((rows, capacity), dtype=torch.int32, device=x.device)
+    kind |= {"BLOCK": long.block, "GROUP": each, "PIECES_P": pieces, "CHUNK": chunk, "CAPACITY": capacity}
+    if long.parts == 1:
+        stream_forward[(rows,)](x, p, steps, groups, places, n, span, x.stride(0), stride, **kind, num_warps=long.warps)
+        return p
+    tops = torch.empty((rows, width), dtype=torch.float32, device=x.device)
+    parts_forward[(rows * long.parts,)](
+        x, p, tops, n, span, long.parts, x.stride(0), BLOCK=long.block, GROUP=each, UPCAST=INTERPRETED,
+        num_warps=long.warps,
     )  # fmt: skip
     join_forward[(rows,)](
-        p, steps, scores, places, counts, n, count, stride, PARTS_P=padded, CAPACITY=capacity, **kind,
-        num_warps=min(16, max(4, padded * capacity // 1024)),
-    )  # fmt: skip
-    passes_forward[(rows,)](
-        x, p, steps, counts, tops, n, count, x.stride(0), stride, PARTS_P=padded, BLOCK=shape.block,
-        CAPACITY=capacity, **kind, num_warps=shape.warps,
+        x, p, steps, tops, groups, places, n, span, long.parts, x.stride(0), stride,
+        PARTS_P=triton.next_power_of_2(long.parts), **kind, num_warps=long.join_warps,
     )  # fmt: skip
     return p
 
@@ -101,7 +130,7 @@ def backward(
     dalpha = torch.empty(rows if wants_alpha else 0, dtype=torch.float32, device=p.device)
     steps = alpha.float().contiguous() if alpha is not None else p
     stride = 0 if alpha is None or alpha.shape[0] == 1 else 1
-    shape = whole(n, power)
+    shape = whole(n, power, 32768 if power else 8192)
     if shape is not None:
         rows_backward[(triton.cdiv(rows, shape.rows),)](
             p, grad, dx, steps, dalpha, rows, n, grad.stride(0), stride, BLOCK=shape.block, R=shape.rows,

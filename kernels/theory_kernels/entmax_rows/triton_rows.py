@@ -19,6 +19,9 @@ import triton.language as tl
 
 from ..primitives import fast_log2, narrow
 
+# How closely a bound on the threshold is solved, relative to it: what it lets in is a few scores.
+_COARSE = tl.constexpr(2.0**-10)
+
 
 @triton.jit
 def log1p(x):
@@ -73,21 +76,21 @@ def closed_sums(base, POWER: tl.constexpr):
 
 
 @triton.jit
-def solve_closed(d, b, POWER: tl.constexpr, MOST: tl.constexpr):
-    """b (R,) from which ``step`` (R,) is left to go; b never passes the solution, but for rounding."""
+def solve_closed(d, b, POWER: tl.constexpr, MOST: tl.constexpr, SMALL: tl.constexpr):
+    """b (R,) from which ``step`` (R,), at most SMALL of it, is left to go; neither passes the solution, but for rounding."""
     step = tl.zeros_like(b)
     going, count = 1, 0
     while (going > 0) & (count < MOST):
         b -= step
         total, first = closed_sums(tl.maximum(b[:, None] + d, 0.0), POWER)
         step = closed_step(total, first, POWER)
-        going = tl.max((step > 4.8e-7 * b).to(tl.int32), 0)
+        going = tl.max((step > SMALL * b).to(tl.int32), 0)
         count += 1
     return b, step
 
 
 @triton.jit
-def general_step(total, slope, lam, low, high, eps):
+def general_step(total, slope, lam, low, high, eps, SMALL: tl.constexpr):
     """The next lam and its bracket, from F = ``total`` and sum p / (1 + ratio) = ``slope`` at lam."""
     high = tl.where(total >= 1.0, lam, high)
     low = tl.where(total <= 1.0, lam, low)
@@ -102,21 +105,23 @@ def general_step(total, slope, lam, low, high, eps):
     inside = (step > low) & (step < high) & (eps <= 1.0)
     following = tl.where(inside, step, low + (high - low) * 0.5)
     done = (
-        ((tl.abs(total - 1.0) <= 2.4e-7) & (eps <= 1.0))
-        | (tl.abs(following - lam) <= 1.2e-7 * tl.abs(lam))
+        ((tl.abs(total - 1.0) <= 2.0 * SMALL) & (eps <= 1.0))
+        | (tl.abs(following - lam) <= SMALL * tl.abs(lam))
         | (total <= 0.0)
     )
     return tl.where(done, lam, following), low, high, done
 
 
 @triton.jit
-def solve_general(u, lam, low, eps, PLAIN: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr):
+def solve_general(
+    u, lam, low, eps, PLAIN: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr, SMALL: tl.constexpr
+):  # fmt: skip
     """lam (R,), and the ends of its bracket: F <= 1 at the low one, F >= 1 at the high one."""
     high = lam
     going, count = 1, 0
     while (going > 0) & (count < MOST):
         p, steep = general_weights(u, lam, eps, PLAIN, UPCAST)
-        lam, low, high, done = general_step(tl.sum(p, 1), tl.sum(steep, 1), lam, low, high, eps)
+        lam, low, high, done = general_step(tl.sum(p, 1), tl.sum(steep, 1), lam, low, high, eps, SMALL)
         going = tl.max((done == 0).to(tl.int32), 0)
         count += 1
     return lam, low, high
@@ -153,7 +158,7 @@ def bracketed_weights(u, lam, low, high, eps, STEEP: tl.constexpr, PLAIN: tl.con
 
 
 @triton.jit
-def _higher(a, b):
+def higher(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -172,26 +177,45 @@ def group_tops(z, GROUP: tl.constexpr, UPCAST: tl.constexpr):
         tops = tl.max(tl.reshape(z, [R, GROUPS, GROUP]), 2)
         top = tl.max(tops, 1)
     else:
-        tops = tl.reduce(tl.reshape(z, [R, GROUPS, GROUP]), 2, _higher)
-        top = tl.reduce(tops, 1, _higher)
+        tops = tl.reduce(tl.reshape(z, [R, GROUPS, GROUP]), 2, higher)
+        top = tl.reduce(tops, 1, higher)
         bad = (top < float("inf")) == 0
     return z, tops, tl.where(top > float("-inf"), top, 0.0), bad
 
 
 @triton.jit
 def solve_some_closed(tops, top, POWER: tl.constexpr, MOST: tl.constexpr):
-    """b of a few scores of each row (R, groups): never below that of the whole row."""
-    return solve_closed((tops - top[:, None]) * (1.0 / POWER), tl.zeros_like(top) + 1.0, POWER, MOST)
+    """b of a few scores of each row (R, groups), to 2^-10: never below that of the whole row."""
+    b, step = solve_closed((tops - top[:, None]) * (1.0 / POWER), tl.zeros_like(top) + 1.0, POWER, MOST, _COARSE)
+    return b - step
 
 
 @triton.jit
 def solve_some_general(
     tops, top, eps, COUNT: tl.constexpr, PLAIN: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr
 ):
-    """lam of a few scores of each row (R, groups), not passed: never below that of the whole row."""
+    """lam of a few scores of each row (R, groups), to 2^-10 and not passed: never below that of the whole row."""
     low = tl.zeros_like(top) - tl.log(tl.zeros_like(top) + COUNT)
-    _, _, lam = solve_general(tops - top[:, None], tl.zeros_like(top), low, eps, PLAIN, MOST, UPCAST)
+    _, _, lam = solve_general(tops - top[:, None], tl.zeros_like(top), low, eps, PLAIN, MOST, UPCAST, _COARSE)
     return lam
+
+
+@triton.jit
+def weights_below(
+    u, start, eps, COUNT, POWER: tl.constexpr, STEEP: tl.constexpr, PLAIN: tl.constexpr, MOST: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Weights of u = x - max (R, n), of rows of ``COUNT`` scores, from a b or lam (R,) that is not below theirs."""
+    if POWER == 0:
+        low = tl.zeros_like(start) - tl.log(tl.zeros_like(start) + COUNT)
+        lam, low, high = solve_general(u, start, low, eps, PLAIN, MOST, UPCAST, 1.2e-7)
+        return bracketed_weights(u, lam, low, high, eps, STEEP, PLAIN, UPCAST)
+    else:
+        d = u * (1.0 / POWER)
+        b, step = solve_closed(d, start, POWER, MOST, 4.8e-7)
+        # Where digits cancel, b + d is exact, so the step that is left comes after it.
+        base = tl.maximum((b[:, None] + d) - step[:, None], 0.0)
+        return base if POWER == 1 else base * base
 
 
 @triton.jit
@@ -205,20 +229,12 @@ def row_weights(
     row's already: it is found at a fraction of the cost, and a step or two over the whole row remain.
     """
     z, tops, top, bad = group_tops(z, GROUP, UPCAST)
-    u = z - top[:, None]
+    COUNT: tl.constexpr = z.shape[1]
     if POWER == 0:
-        COUNT: tl.constexpr = z.shape[1]
-        lam = solve_some_general(tops, top, eps, COUNT, PLAIN, MOST, UPCAST)
-        low = tl.zeros_like(top) - tl.log(tl.zeros_like(top) + COUNT)
-        lam, low, high = solve_general(u, lam, low, eps, PLAIN, MOST, UPCAST)
-        p = bracketed_weights(u, lam, low, high, eps, STEEP, PLAIN, UPCAST)
+        start = solve_some_general(tops, top, eps, COUNT, PLAIN, MOST, UPCAST)
     else:
-        d = u * (1.0 / POWER)
-        b, _ = solve_some_closed(tops, top, POWER, MOST)
-        b, step = solve_closed(d, b, POWER, MOST)
-        # Where digits cancel, b + d is exact, so the step that is left comes after it.
-        base = tl.maximum((b[:, None] + d) - step[:, None], 0.0)
-        p = base if POWER == 1 else base * base
+        start = solve_some_closed(tops, top, POWER, MOST)
+    p = weights_below(z - top[:, None], start, eps, COUNT, POWER, STEEP, PLAIN, MOST, UPCAST)
     return tl.where(bad[:, None], float("nan"), p)
 
 
