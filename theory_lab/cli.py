@@ -28,6 +28,7 @@ from theory_lab.commands.parsing import (
 )
 from theory_lab.errors import InputError, TheoryLabError
 from theory_lab.grids import parse_budget, parse_numbers, parse_wholes
+from theory_lab.outside import one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,6 +68,10 @@ def execute(words: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except OSError as error:
+        if error.filename is not None:  # a name that no check foresaw, such as one too long for the disk
+            name = error.filename if isinstance(error.filename, str) else repr(error.filename)
+            fail(f"file: {one_line(name, 200)}; it cannot be used ({error.strerror or error})")
+            return EXIT_USAGE
         fail(f"standard output cannot be written ({error.strerror or error})")
         # Python would try to flush once more at exit, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -54,6 +54,8 @@ class Corpus:
         InputError
             If it is none, was made by another version, or a file is missing or has another size than it should.
         """
+        if not isinstance(path, (str, Path)) or not str(path).strip():
+            raise InputError("corpus", path, "a folder made by theory-lab corpus build is allowed")
         folder = Path(path).expanduser()
         try:
             manifest = read_json(folder / "manifest.json")

@@ -42,7 +42,9 @@ class ExplorerWidget(anywidget.AnyWidget):
         if not isinstance(message, dict) or "id" not in message:
             return
         try:
-            header, numbers = self.session.answer(str(message.get("kind")), dict(message.get("parameters") or {}))
+            given = message.get("parameters")
+            words = {str(name): str(word) for name, word in given.items()} if isinstance(given, dict) else {}
+            header, numbers = self.session.answer(str(message.get("kind")), words)
         except InputError as error:
             self.send({"id": message["id"], "error": str(error)})
             return

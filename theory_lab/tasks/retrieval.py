@@ -76,6 +76,8 @@ def _opened(tokenizer: Any) -> tuple[Any, int, list[int]]:
             tokenizer.get_vocab_size(),
             front,
         )
+    if not callable(tokenizer):
+        raise InputError("tokenizer", tokenizer, "a tokenizer, or a folder with a tokenizer.json, is allowed")
     from theory_lab.probes.texts import special_tokens
 
     front = special_tokens(tokenizer)[0]
