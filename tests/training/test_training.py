@@ -365,7 +365,7 @@ def test_captured_step_that_goes_wrong_is_repeated_to_name_its_layer(
 
     # Without a checkpoint there is nothing to repeat it from.
     monkeypatch.setattr(stepping, "Eager", first)
-    with pytest.raises(NotFinite, match="loss: nan at step 5; without CUDA graphs the layer is named$"):
+    with pytest.raises(NotFinite, match=r"loss: nan at step 5; without CUDA graphs the layer is named$"):
         train(tiny(save_every=0))
 
 

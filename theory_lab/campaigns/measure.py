@@ -200,5 +200,7 @@ def tasks(loaded: LoadedModel, wanted: Mapping[str, Any], corpus: str | None) ->
                 found = task.evaluate(
                     loaded, [length], samples=int(wanted.get("samples", 100)), most_tokens=_TASK_TOKENS
                 )
-            rows += [{"asked": text, **{str(k): v for k, v in row.items()}} for row in found.rows.to_dict("records")]
+            # A model is called by its folder, which is one machine's.
+            kept = found.rows.drop(columns="model").to_dict("records")
+            rows += [{"asked": text, **{str(k): v for k, v in row.items()}} for row in kept]
     return rows
