@@ -18,7 +18,7 @@ from typing import Any
 from theory_lab.store import manifest
 from theory_lab.store.cells import FORMAT_VERSION, BlockTable, DamagedError, read_cell, read_findings
 from theory_lab.store.files import locked, remove_leavings, write_atomically
-from theory_lab.store.packs import PACK_CELLS, PACK_ROWS, Pack, PackWriter, orphans, pack_names
+from theory_lab.store.packs import PACK_CELLS, PACK_ROWS, Pack, PackWriter, orphans, pack_names, sealed_count
 
 #: Packs of fewer cells than this are merged once there are ``MOST_SMALL`` of them.
 _SMALL = PACK_CELLS // 2
@@ -114,14 +114,18 @@ class _Work:
         for file in self._cells.iterdir():
             if file.suffix in (".parquet", ".json") and not file.name.startswith("."):
                 self._loose.setdefault(file.stem, []).append(file)
-        packs = [Pack(self._folder, name) for name in sorted(pack_names(self._folder))]
+        names = sorted(pack_names(self._folder))
+        if not whole and not check:
+            names = [name for name in names if sealed_count(self._folder, name) < _SMALL]
+            if len(names) < _MOST_SMALL:
+                names = []
+        packs = [Pack(self._folder, name) for name in names]
         if check:
             self._packs = packs
         elif whole:
             self._packs = self._not_full(packs)
         else:
-            small = [pack for pack in packs if pack.sealed and len(pack.names) < _SMALL]
-            self._packs = small if len(small) >= _MOST_SMALL else []
+            self._packs = [pack for pack in packs if pack.sealed]
         for pack in self._packs:
             if pack.damage and not pack.names:
                 self._damaged.append(pack.damage)

@@ -397,6 +397,14 @@ def pack_names(folder: Path) -> set[str]:
     return {n.removesuffix(_CELLS) for n in found if n.endswith(_CELLS) and not n.startswith(".")}
 
 
+def sealed_count(folder: Path, name: str) -> int:
+    """Cells and pieces of a pack by its seal; very many if that cannot be read."""
+    try:
+        return int(json.loads((folder / f"{name}.json").read_bytes())["cells"]["count"])
+    except DAMAGE:
+        return PACK_CELLS
+
+
 def orphans(folder: Path) -> list[Path]:
     """Files of packs that were never finished, or lost their table of cells."""
     whole = pack_names(folder)
