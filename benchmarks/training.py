@@ -59,10 +59,12 @@ def make_corpus(folder: Path, vocabulary: int, tokens: int) -> None:
     for split, part in (("train", draws), ("validation", draws[: tokens // 4])):
         part.astype("<u2").tofile(folder / f"{split}.bin")
         np.save(folder / f"{split}.documents.npy", np.zeros(1, dtype=np.int64))
+    sizes = {"train": tokens, "validation": tokens // 4}
     manifest = {
         "format": 1,
         "name": "random",
-        "splits": {"train": {"tokens": tokens}, "validation": {"tokens": tokens // 4}},
+        "sources": [],
+        "splits": {split: {"documents": 1, "tokens": size, "characters": size} for split, size in sizes.items()},
         "tokenizer": {"vocab_size": vocabulary},
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
