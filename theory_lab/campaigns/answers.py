@@ -50,7 +50,7 @@ class Share(NamedTuple):
 def parse(what: str) -> Asked | None:
     """What the words ask for; None if it is no share of answers."""
     found = _WORDS.fullmatch(what)
-    return None if found is None else Asked(found[1], found[2], found[3] and float(found[3]))
+    return None if found is None else Asked(found[1], found[2], None if found[3] is None else float(found[3]))
 
 
 def shares(result: Mapping[str, Any], asked: Asked) -> dict[float, Share]:

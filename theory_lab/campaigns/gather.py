@@ -210,8 +210,8 @@ def scalar(result: Result, what: str) -> float | None:
     trained = int(result["train"]["settings"]["length"])
     lengths = sorted({row["length"] for row in measured.get("heads", [])})
     wanted = int(at) if at else max((n for n in lengths if n <= trained), default=None)
-    asked = [_head(row, name) for row in measured.get("heads", []) if row["length"] == wanted]
-    values = [value for value in asked if value is not None]
+    found = [_head(row, name) for row in measured.get("heads", []) if row["length"] == wanted]
+    values = [value for value in found if value is not None]
     return float(np.mean(values)) if values else None
 
 
