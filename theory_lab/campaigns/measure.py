@@ -71,7 +71,7 @@ def _stretched(loaded: LoadedModel, length: int, stretch: bool) -> AbstractConte
     from theory_lab.probes.positions import scaled_positions
 
     trained = loaded.max_positions
-    if not stretch or trained is None or length <= trained or loaded.model.config.positions != "rope":
+    if not stretch or trained is None or length <= trained or not loaded.model.config.rotary:
         return scaled_positions(loaded.model, None)
     return scaled_positions(loaded.model, f"ntk:{2 ** math.ceil(math.log2(length / trained))}")
 

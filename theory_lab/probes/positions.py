@@ -65,7 +65,7 @@ def scale_positions(model: Any, scaling: str) -> int:
         allowed = "ntk:2, say, is that of Theory Lab's own models, and the others are transformers'"
         raise InputError("rope-scaling", scaling, allowed)
     if kind == "ntk":
-        if model.config.positions != "rope":
+        if not model.config.rotary:
             raise InputError("rope-scaling", scaling, "the model has no rotary embedding to scale")
         model.config.rope_ntk_factor *= factor
         return int(model.config.max_position_embeddings * factor)
@@ -135,7 +135,7 @@ def check_length(model: Any, length: int, most: int | None) -> str | None:
     while most * factor < length:
         factor *= 2
     if _ours(model):
-        stretch = f"; --rope-scaling ntk:{factor} stretches them" if model.config.positions == "rope" else ""
+        stretch = f"; --rope-scaling ntk:{factor} stretches them" if model.config.rotary else ""
         return f"length {length:,} is beyond the model's {most:,} positions, where it was not trained{stretch}"
     return (
         f"length {length:,} is beyond the model's {most:,} positions, where it was not trained; "

@@ -91,8 +91,9 @@ def evaluate(
     most_tokens : int, optional
         Fewer sequences of long texts: as many as have so many tokens together, and at least one.
     chunk : int, optional
-        Tokens a piece; 0 for whole texts; by default as many as keep the attention maps within 0.25 GiB on a CPU and
-        2 GiB on a GPU at 16 bytes a weight.
+        Tokens a piece; 0 for whole texts; by default whole texts where the model says that it holds no attention maps
+        (most of Theory Lab's own), else as many as keep the maps within 0.25 GiB on a CPU and 2 GiB on a GPU at 16
+        bytes a weight.
     level : float
         Confidence level of each interval.
     progress : Progress, optional
@@ -228,8 +229,12 @@ def _take(
     """All sequences of one length."""
     heads = max(model.heads, 1)
     most = _WEIGHTS_CPU if model.device.type == "cpu" else _WEIGHTS_GPU
-    piece = length if chunk == 0 else min(length, chunk or max(_LEAST_PIECE, _power(most // (heads * length))))
-    together = max(1, min(samples, most // (heads * piece * length), _TOKENS // length))
+    maps = getattr(model.backbone, "holds_maps", True)
+    if chunk == 0 or (chunk is None and not maps):
+        piece = length
+    else:
+        piece = min(length, chunk or max(_LEAST_PIECE, _power(most // (heads * length))))
+    together = max(1, min(samples, most // (heads * piece * length) if maps else samples, _TOKENS // length))
     right, asked = np.zeros(samples, dtype=np.int64), np.zeros(samples, dtype=np.int64)
     losses, tokens = np.zeros(samples), np.zeros(samples, dtype=np.int64)
     not_finite = at = 0

@@ -16,11 +16,14 @@ from theory_lab.attention.base import Mechanism, Scope
 from theory_lab.attention.fast import attend, has_fast
 from theory_lab.attention.softmax import Softmax
 from theory_lab.models.lab.configuration import LabConfig
-from theory_lab.models.lab.mechanisms import build_mechanism, plain, row_weights
+from theory_lab.models.lab.mechanisms import build_mechanism, plain, some_heads, weigh
 from theory_lab.models.lab.positions import linear_bias, nape_slopes, rotate
+from theory_lab.models.lab.windows import by_windows, in_blocks, is_local, key_heads
 
 #: Keys from which a map on the CPU is no longer worth its memory.
 _LONG = 2048
+#: Pairs of a head from which blocks of rows pay without gradients.
+_MANY = 1 << 18
 
 Views = tuple[tuple[Tensor, Tensor], ...]
 
@@ -93,16 +96,11 @@ def dense(
     wide = q.dtype if q.dtype == torch.float64 else torch.float32
     group = q.shape[1] // k.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        scores = []
-        for left, right in ((q, k), *views):
-            found = mechanism.scores(left.to(wide), right.to(wide).repeat_interleave(group, 1))
-            scores.append(found if bias is None else found + bias.to(wide))
+        pairs = tuple((left.to(wide), right.to(wide)) for left, right in ((q, k), *views))
         side = None if x is None else x.to(wide)
-        scope = scope_of(
-            q.shape[2], k.shape[2], key_mask, scores[0], head_dim=q.shape[-1], x=side, q=q.to(wide)
-        )  # fmt: skip
-        seen = tuple(view.masked_fill(~scope.visible, 0.0) for view in scores)
-        weights = row_weights(mechanism, seen, scope)
+        like = pairs[0][0].new_empty(()).expand(*q.shape[:3], k.shape[2])
+        scope = scope_of(q.shape[2], k.shape[2], key_mask, like, head_dim=q.shape[-1], x=side, q=pairs[0][0])
+        weights = weigh(mechanism, pairs, scope, bias)
         if v is None:
             return None, weights
         output = mechanism.aggregate(weights, v.to(wide).repeat_interleave(group, 1), scope)
@@ -131,14 +129,45 @@ def eager_attention_forward(
         (B, T, H, D), and the weights if they are asked for.
     """
     mechanism = module.mechanism
-    bias = module.bias(query.shape[2], key.shape[2], query.device)
-    if bias is None and not output_attentions:
-        found = _fast(mechanism, query, key, value, views, attention_mask, x)
+    queries, keys = query.shape[2], key.shape[2]
+    if not output_attentions:
+        found = None
+        if not module.biased:
+            found = _fast(mechanism, query, key, value, views, attention_mask, x)
+        if found is None and _in_blocks(mechanism, queries * keys, attention_mask):
+            slopes = module.slopes(query.device) if module.biased else None
+            found = _long(mechanism, ((query, key), *views), value, x, slopes, module.config.free_heads)
         if found is not None:
             return found.transpose(1, 2), None
+    bias = module.bias(queries, keys, query.device)
     output, weights = dense(mechanism, query, key, value, views=views, key_mask=attention_mask, x=x, bias=bias)
     assert output is not None
     return output.transpose(1, 2), weights if output_attentions else None
+
+
+def _in_blocks(mechanism: Mechanism, pairs: int, key_mask: Tensor | None) -> bool:
+    """Whether rows are computed in blocks: where no gradient is wanted, all keys are valid and there are many pairs."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or key_mask is not None or pairs < _MANY:
+        return False
+    return is_local(mechanism) and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def _long(mechanism: Mechanism, pairs: Views, v: Tensor, x: Tensor | None, slopes: Tensor | None, free: int) -> Tensor:
+    """The output for a long text, never a whole map in memory; the first `free` heads have no bias."""
+    if slopes is None:
+        return in_blocks(mechanism, pairs, v, x=x)
+    near = by_windows(mechanism, pairs, v, slopes[free:], free, x)
+    if near is None:
+        return in_blocks(mechanism, pairs, v, x=x, slopes=slopes)
+    if not free:
+        return near
+    heads, total = slice(0, free), pairs[0][0].shape[1]
+    part = some_heads(mechanism, heads)
+    assert part is not None
+    cut = tuple((q[:, heads], key_heads(k, heads, total)) for q, k in pairs)
+    value = key_heads(v, heads, total)
+    far = _fast(part, *cut[0], value, cut[1:], None, x)
+    return torch.cat([in_blocks(part, cut, value, x=x) if far is None else far, near], 1)
 
 
 def _fast(
@@ -203,11 +232,29 @@ class LabAttention(nn.Module):
         self.qkv_proj = nn.Linear(config.hidden_size, rows, bias=False)
         self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
 
+    @property
+    def biased(self) -> bool:
+        """Whether something is added to the scores (NAPE)."""
+        return self.config.positions == "nape"
+
+    def slopes(self, device: torch.device) -> Tensor:
+        """NAPE's slope a head, (H,)."""
+        return nape_slopes(self.heads, device, self.config.nape_slope)
+
     def bias(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """What NAPE adds to the scores, (H, T, S), or None."""
-        if self.config.positions != "nape":
-            return None
-        return linear_bias(nape_slopes(self.heads, device, self.config.nape_slope), queries, keys)
+        return linear_bias(self.slopes(device), queries, keys) if self.biased else None
+
+    def _rotated(self, compared: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
+        """Queries and keys of all views, with rotary positions in the heads that have them."""
+        free = self.config.free_heads
+        if not free:
+            return rotate(compared, *rotations)
+        made = []
+        for part in compared.split(self.parts[0] + self.parts[1], 1):
+            first = free * part.shape[1] // self.heads  # of keys, those of the same queries
+            made += [part[:, :first], rotate(part[:, first:], *rotations)]
+        return torch.cat(made, 1)
 
     def forward(
         self,
@@ -234,7 +281,7 @@ class LabAttention(nn.Module):
         projected = self.qkv_proj(x).view(b, t, -1, self.head_dim).transpose(1, 2)
         compared, value = projected.split([sum(self.parts[0] + self.parts[1]), sum(self.parts[2])], 1)
         if rotations is not None:
-            compared = rotate(compared, *rotations)
+            compared = self._rotated(compared, rotations)
         queries, keys = compared.split([sum(self.parts[0]), sum(self.parts[1])], 1)
         if cache is not None:
             keys, value = cache.update(keys, value, self.layer_idx)

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from theory_lab.errors import InputError
 
-POSITIONS = ("rope", "nope", "nape")
+POSITIONS = ("rope", "nope", "nape", "half-rope")
 
 
 class LabConfig(PreTrainedConfig):
@@ -32,8 +32,9 @@ class LabConfig(PreTrainedConfig):
     attention_parameters : mapping, optional
         Keyword arguments of the mechanism's class, such as ``{"beta": 0.8, "kappa": 1.0}``. A number stands for one
         learned value a head where the mechanism learns one a head.
-    positions : {"rope", "nope", "nape"}
-        Rotary positions; none; or none in the first half of the heads and ALiBi in the others (NAPE, arXiv 2506.16640).
+    positions : {"rope", "nope", "nape", "half-rope"}
+        Rotary positions; none; none in the first half of the heads and ALiBi in the others (NAPE, arXiv 2506.16640); or
+        none in the first half of the heads and rotary ones in the others, for mechanisms that compare cosines.
     nape_slope : float
         The steepest of NAPE's slopes, in logits a token; each further head has half of the one before.
     rope_theta : float
@@ -106,6 +107,16 @@ class LabConfig(PreTrainedConfig):
         kwargs |= {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
         super().__init__(**{"tie_word_embeddings": tie_word_embeddings, **kwargs})
 
+    @property
+    def rotary(self) -> bool:
+        """Whether any head has rotary positions."""
+        return self.positions in ("rope", "half-rope")
+
+    @property
+    def free_heads(self) -> int:
+        """Query heads without positions beside others with them: the first so many; 0 where all heads are alike."""
+        return self.num_attention_heads // 2 if self.positions in ("nape", "half-rope") else 0
+
     def _check(self) -> None:
         for name in (
             "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -120,8 +131,15 @@ class LabConfig(PreTrainedConfig):
             )
         if self.positions not in POSITIONS:
             raise InputError("positions", self.positions, f"{', '.join(POSITIONS)} are allowed")
-        if self.positions == "rope" and self.head_dim % 2:
+        if self.rotary and self.head_dim % 2:
             raise InputError("head_dim", self.head_dim, "rotary positions need an even number")
+        group = self.num_attention_heads // self.num_key_value_heads
+        if self.positions == "half-rope" and self.free_heads % group:
+            # One key cannot be rotated for some of the queries that meet it.
+            raise InputError(
+                "num_key_value_heads", self.num_key_value_heads,
+                f"half-rope needs key heads of one half alone, each of a divisor of {self.free_heads} query heads",
+            )  # fmt: skip
         for name, low in (
             ("nape_slope", 0.0), ("rope_theta", 0.0), ("rope_ntk_factor", 1.0), ("rms_norm_eps", 0.0),
             ("initializer_range", 0.0),

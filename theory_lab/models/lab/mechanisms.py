@@ -6,6 +6,7 @@ the exact entmax solvers ask the device how far they are. :func:`row_weights` re
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any, ClassVar
 
@@ -17,8 +18,10 @@ from theory_lab.attention import list_mechanisms, resolve
 from theory_lab.attention.alpha_entmax import Entmax, Sparsemax
 from theory_lab.attention.asentmax import ASEntmax, ASEntmaxTheta
 from theory_lab.attention.base import Mechanism, Scope
-from theory_lab.attention.differential import lambda_init
-from theory_lab.attention.softmax import Softmax
+from theory_lab.attention.differential import DEX, DiffReLA, DiffSoftmax, lambda_init
+from theory_lab.attention.eta import ETALogit, ETAWeight
+from theory_lab.attention.rela import ReLA
+from theory_lab.attention.softmax import AdaptiveTemperature, GatedSoftmax, Softmax, SSMax
 from theory_lab.attention.tda import TDA, TRA
 from theory_lab.errors import InputError, hint
 from theory_lab.models.lab.configuration import LabConfig
@@ -45,6 +48,14 @@ _BY_HEAD = {
     "diff-rela": ("lam",),
     "dex": ("lam",),
 }
+#: Classes whose parameters are known: those with heads on their first axis, beside the declared ones.
+_HEADS_FIRST: dict[type[Mechanism], tuple[str, ...]] = {
+    **dict.fromkeys((Softmax, SSMax, AdaptiveTemperature, DiffSoftmax, DEX, ReLA, DiffReLA), ()),
+    **dict.fromkeys((Entmax, Sparsemax, ASEntmaxTheta), ()),
+    ASEntmax: ("w_beta", "w_gamma"),
+    GatedSoftmax: ("gate",),
+    **dict.fromkeys((ETALogit, ETAWeight), ("w", "b")),
+}
 #: What a class asks for that the configuration knows.
 _KNOWN = {
     "heads": "num_attention_heads",
@@ -64,16 +75,68 @@ def row_weights(mechanism: Mechanism, scores: tuple[Tensor, ...], scope: Scope) 
     if not isinstance(mechanism, (Entmax, Sparsemax)):
         return mechanism.row_weights(scores, scope)
     z = scores[0]
-    if isinstance(mechanism, Sparsemax):
-        return static_entmax(z, 2.0, scope.visible)
     if isinstance(mechanism, ASEntmaxTheta):
         z = z / mechanism.value("theta", z)
     elif isinstance(mechanism, ASEntmax):
         z = z * mechanism.logit_scale(scope, z)
-    alpha = mechanism.__dict__.get("static_alpha")
-    if alpha is None:
-        alpha = mechanism.value("alpha", z).clamp(min=1.0 + 1e-3, max=2.0)
-    return static_entmax(z, alpha, scope.visible)
+    return static_entmax(z, alpha_of(mechanism, z), scope.visible)
+
+
+def alpha_of(mechanism: Mechanism, like: Tensor) -> float | Tensor:
+    """alpha of a mechanism of the entmax family as :func:`row_weights` takes it, in (1, 2]."""
+    if isinstance(mechanism, Sparsemax):
+        return 2.0
+    fixed: float | None = mechanism.__dict__.get("static_alpha")
+    return mechanism.value("alpha", like).clamp(min=1.0 + 1e-3, max=2.0) if fixed is None else fixed
+
+
+def weigh(
+    mechanism: Mechanism, pairs: tuple[tuple[Tensor, Tensor], ...], scope: Scope, bias: Tensor | None = None
+) -> Tensor:
+    """Weights of queries and keys, by the mechanism's definition in a fixed number of operations.
+
+    Parameters
+    ----------
+    mechanism : Mechanism
+    pairs : tuple of (Tensor, Tensor)
+        (B, H, T, D) and (B, G, S, D) of each view, float32 or float64.
+    scope : Scope
+        With the visibility (B, H, T, S).
+    bias : Tensor, optional
+        (H, T, S), added to the scores.
+
+    Returns
+    -------
+    Tensor
+        (B, H, T, S).
+    """
+    scores = []
+    for q, k in pairs:
+        found = mechanism.scores(q, k.repeat_interleave(q.shape[1] // k.shape[1], 1))
+        found = found if bias is None else found + bias.to(found.dtype)
+        scores.append(found.masked_fill(~scope.visible, 0.0))
+    return row_weights(mechanism, tuple(scores), scope)
+
+
+def some_heads(mechanism: Mechanism, heads: slice) -> Mechanism | None:
+    """A mechanism with the parameters of some of its heads, without gradients; None for one that is not known here.
+
+    What is learned is shared, not copied: it is only good until a parameter changes.
+    """
+    if type(mechanism) not in _HEADS_FIRST:
+        return None
+    made = copy.copy(mechanism)
+    buffers, parameters = dict(mechanism._buffers), dict(mechanism._parameters)
+    by_head = [name + "_" for name in mechanism.__dict__.get("_transforms", {})]
+    for name in (*by_head, *_HEADS_FIRST[type(mechanism)]):
+        stored = getattr(mechanism, name, None)
+        if isinstance(stored, Tensor) and stored.ndim > 0:
+            parameters.pop(name, None)
+            buffers[name] = stored.detach()[heads]
+    made.__dict__.update(_buffers=buffers, _parameters=parameters)
+    if isinstance(made, DEX) and made.adapted is not None:
+        made.adapted = made.adapted[heads]
+    return made
 
 
 def plain(mechanism: Softmax) -> bool:

@@ -24,6 +24,7 @@ from theory_lab.errors import InputError
 from theory_lab.models.lab.attention import LabAttention
 from theory_lab.models.lab.configuration import LabConfig
 from theory_lab.models.lab.positions import rotations
+from theory_lab.models.lab.windows import is_local
 
 #: transformers renamed the field of its outputs.
 _CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -141,6 +142,14 @@ class LabModel(LabPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @property
+    def holds_maps(self) -> bool:
+        """Whether, without gradients and padding, a layer holds its whole map of T x S weights at once.
+
+        A mechanism whose rows depend on one another does; with any other, memory grows with T alone.
+        """
+        return not all(is_local(module) for module in self.modules() if isinstance(module, Mechanism))
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -190,7 +199,7 @@ class LabModel(LabPreTrainedModel):
         past = int(cache.get_seq_length()) if cache is not None else 0
         mask = _valid_keys(attention_mask, batch, length + past)
         turned = None
-        if self.config.positions == "rope":
+        if self.config.rotary:
             if position_ids is None:
                 position_ids = _positions(mask, length, past, x.device)
             turned = rotations(
