@@ -144,3 +144,17 @@ def test_the_manifest_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="something else"):
         Store(tmp_path, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_a_file_that_claims_a_billion_rows_is_not_read(tmp_path: Path) -> None:
+    """Run lengths make a small file of it; read, it would fill the memory."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    store = Store(tmp_path / "r")
+    store.save(LONG, BLOCKS, 0.0)
+    path = tmp_path / "r" / "cells" / f"{LONG.digest}.parquet"
+    table = pq.read_table(path)
+    many = table.take(pa.array([0] * 1_000_001)).replace_schema_metadata(table.schema.metadata)
+    pq.write_table(many, path)
+    assert store.load(LONG) == ([], f"{path.name} is damaged")

@@ -26,6 +26,9 @@ FORMAT_VERSION = 2
 #: Key of the JSON text in the metadata of a Parquet file's schema.
 KEY = b"theory_lab"
 
+#: More blocks than the engine gives a cell are no cell's: a file that claims them would fill the memory.
+MOST_BLOCKS = 1_000_000
+
 NAMES = ("block", "trials", "total", "total_sq")
 _KINDS = {"block": "<i8", "trials": "<i8", "total": "<f8", "total_sq": "<f8"}
 
@@ -172,6 +175,8 @@ def decode(raw: bytes) -> tuple[BlockTable, dict[str, Any]]:
         about = json.loads(file.schema_arrow.metadata[KEY])
         if not isinstance(about, dict):
             raise ValueError("about")
+        if file.metadata.num_rows > MOST_BLOCKS:
+            raise ValueError("rows")
         table = file.read(use_threads=False)
         names = table.column("cell").unique().to_pylist() if "cell" in table.column_names else []
         if about.get("format", 1) != 1 and names != [cell_digest(about["cell"], about["seed"])]:

@@ -90,13 +90,12 @@ def locked(path: Path, wait: float = PATIENCE) -> Iterator[None]:
         yield
 
 
-def remove_leavings(folder: Path, keep: tuple[str, ...] = (".lock", ".compact.lock")) -> int:
-    """Remove temporary files that a killed writer left; the caller holds the lock under which they are written."""
-    removed = 0
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if entry.name.startswith(".") and entry.name not in keep]
-    for name in names:
-        with contextlib.suppress(OSError):
-            os.unlink(folder / name)
-            removed += 1
-    return removed
+def remove_leavings(folder: Path, begin: tuple[str, ...] = (".",)) -> None:
+    """Remove temporary files that a killed writer left, by how their names begin.
+
+    The caller holds the lock under which they are written.
+    """
+    for name in os.listdir(folder):
+        if name.startswith(begin):
+            with contextlib.suppress(OSError):
+                os.unlink(folder / name)

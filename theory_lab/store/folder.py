@@ -93,7 +93,7 @@ class Store:
             with self._locked():
                 if self._known(resume) != FORMAT_VERSION:
                     self._write(self.path / manifest.NAME, lambda f: f.write(manifest.text()))
-                remove_leavings(self.path)
+                remove_leavings(self.path, manifest.TEMPORARY)
                 remove_leavings(self._cells)
                 self._probe()
                 self._at_first = {name.partition(".")[0] for name in os.listdir(self._cells)}
@@ -187,7 +187,8 @@ class Store:
         self._loose += fresh
         if self._loose > LOOSE_CELLS:
             compact(self.path, whole=False)
-            self._loose = len(os.listdir(self._cells))
+            # What is damaged stays; it must not set off a packing with each cell that follows.
+            self._loose = min(len(os.listdir(self._cells)), LOOSE_CELLS // 2)
 
     def _table(self, digest: str) -> tuple[BlockTable | None, str | None]:
         """All blocks of a cell that are stored and sound, and what is wrong with a file that is there."""

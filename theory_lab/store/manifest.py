@@ -21,6 +21,10 @@ _FIELDS = ("format", "stream", "theory_lab")
 _OURS = {"cells", "packs", ".lock", ".compact.lock", NAME, "rows.parquet", "timings.csv", "set-aside"}
 
 
+#: How the temporary names of what is written into the folder itself begin.
+TEMPORARY = (f".{NAME}-", ".rows.parquet-", ".timings.csv-")
+
+
 def text() -> bytes:
     """The manifest of a folder that this version writes."""
     return (json.dumps({"format": FORMAT_VERSION, **provenance()}, indent=2, sort_keys=True) + "\n").encode()
@@ -38,12 +42,8 @@ def check_folder(path: Path) -> None:
     """InputError if a folder without a readable manifest holds something that is not ours."""
     if path.exists() and not path.is_dir():
         raise InputError("out", str(path), "a folder is allowed, and this is a file")
-    if path.exists() and any(p.name not in _OURS and not p.name.startswith(_temporary()) for p in path.iterdir()):
+    if path.exists() and any(p.name not in _OURS and not p.name.startswith(TEMPORARY) for p in path.iterdir()):
         raise InputError("out", str(path), "a new, empty or results folder is allowed")
-
-
-def _temporary() -> tuple[str, ...]:
-    return tuple(f".{name}-" for name in _OURS)
 
 
 def read(path: Path) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ import numpy as np
 from theory_lab.store.cells import (
     DAMAGE,
     FORMAT_VERSION,
+    MOST_BLOCKS,
     NAMES,
     BlockTable,
     DamagedError,
@@ -233,9 +234,10 @@ class Pack:
         raw = b""
         try:
             raw = self.cells_path.read_bytes()
-            table = pq.ParquetFile(pa.BufferReader(raw)).read()
-            if table.column_names != cells_schema().names:
-                raise ValueError("columns")
+            file = pq.ParquetFile(pa.BufferReader(raw))
+            if file.schema_arrow.names != cells_schema().names or file.metadata.num_rows > PACK_CELLS:
+                raise ValueError("no table of cells")
+            table = file.read()
         except (pa.ArrowException, *DAMAGE):
             table = cells_schema().empty_table()
             self.damage = f"{self.cells_path.name} is damaged"
@@ -252,6 +254,7 @@ class Pack:
             self.damage = self.damage or f"{self.seal_path.name} is missing or damaged"
         self._columns: dict[str, Any] = {}
         self._lists: list[list[Any]] | None = None
+        self._kinds: list[str] | None = None
 
     def column(self, name: str) -> Any:
         """A column of numbers of the table of cells, as an array; missing ones are 0."""
@@ -262,7 +265,9 @@ class Pack:
 
     def is_cell(self, row: int) -> bool:
         """Whether a row is a cell, and no piece."""
-        return bool(self.table.column("kind")[row].as_py() == "cell")
+        if self._kinds is None:
+            self._kinds = self.table.column("kind").to_pylist()
+        return self._kinds[row] == "cell"
 
     def summary(self, row: int) -> Summary:
         """A cell's sums; to be believed if the pack is sealed."""
@@ -310,6 +315,8 @@ class Pack:
             self._file = pq.ParquetFile(self.blocks_path)
             about = self._file.metadata
             sizes = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
+            if max(sizes, default=0) > max(MOST_BLOCKS, GROUP_ROWS):
+                raise ValueError("a row group is too large")
             self._starts = np.concatenate([[0], np.cumsum(sizes)])
         group = int(np.searchsorted(self._starts, first, side="right")) - 1
         if group not in self._groups:
