@@ -1,16 +1,19 @@
 """Row entmax against the ``entmax`` package and AdaSplash on a GPU: correct first, then times.
 
-    python kernels/benchmarks/row_entmax.py --out row-entmax.csv [--quick] [--all] [--sweep]
+    python kernels/benchmarks/row_entmax.py --out row-entmax.csv [--quick] [--all] [--against v2,copy] [--alpha 1.5,1.3]
+    python kernels/benchmarks/row_entmax.py --sweep [--warm 3/12]
 
 Every implementation is held against float64 weights of a few rows before it is timed; one that misses its budget gets
 no time. The budget of ours is 16 units in the last place of the row's largest weight; that of the peers is wider, since
-their solvers stop early, and the error stands in the table. ``--sweep`` times launch shapes of ours.
+their solvers stop early, and the error stands in the table. ``--sweep`` times launch shapes of ours and names the best;
+``--sweep --warm I/N`` compiles the Ith of N shares of them only, so that N processes can do so side by side first.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -76,6 +79,8 @@ def rows_of(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     shapes = SHAPES[:1] + SHAPES[-1:] if args.quick else SHAPES
     cases = [(1.5, "normal"), (1.3, "normal"), (2.0, "normal"), (1.5, "peaked"), (1.5, "flat")]
     for alpha, kind in cases:
+        if alpha not in args.alpha or kind not in args.scores:
+            continue
         for rows, n in shapes:
             for dtype in (torch.bfloat16, torch.float32):
                 if kind != "normal" and dtype != torch.float32:
@@ -84,16 +89,23 @@ def rows_of(args: argparse.Namespace) -> Iterator[dict[str, object]]:
                 every = {"ours": lambda x, a=alpha: entmax(x, a), **peers(alpha, args.all)}
                 every["copy"] = lambda x: x.clone()
                 for name, function in every.items():
+                    if name != "ours" and not any(word in name for word in args.against):
+                        continue
                     row: dict[str, object] = {
                         "rows": rows, "n": n, "dtype": str(dtype).removeprefix("torch."), "alpha": alpha,
                         "scores": kind, "implementation": name, "device": device,
                     }  # fmt: skip
-                    yield row | timed(name, function, x, alpha, args.budget)
+                    yield row | timed(name, function, x, alpha, args.budget, not args.forward)
                 del x
 
 
 def timed(
-    name: str, function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, alpha: float, budget: float
+    name: str,
+    function: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    alpha: float,
+    budget: float,
+    backward: bool,
 ) -> dict[str, object]:
     """Error, and milliseconds forward and forward + backward; no times on a red gate."""
     try:
@@ -105,7 +117,7 @@ def timed(
         if not worst <= allowed:
             return found | {"ms": "", "low": "", "high": "", "both_ms": "", "note": "wrong"}
         took = measure(lambda: function(x), budget)
-        both, note = backward_of(function, x, budget) if name in WITH_BACKWARD else ("", "")
+        both, note = backward_of(function, x, budget) if backward and name in WITH_BACKWARD else ("", "")
         return found | {
             "ms": f"{took.median:.4f}", "low": f"{took.low:.4f}", "high": f"{took.high:.4f}", "both_ms": both,
             "note": took.method + note,
@@ -136,41 +148,58 @@ def _always(shape: object, *_: int) -> object:
     return shape
 
 
-def sweep(budget: float) -> None:
-    """Launch shapes of ours, printed."""
+def candidates(n: int, dtype: torch.dtype) -> list[object]:
+    """Launch shapes for rows of ``n``: in registers, streamed by one program, or in parts."""
+    from theory_kernels.entmax_rows.launch import Shape, Stream
+
+    each = 16 // dtype.itemsize
+    found: list[object] = [Shape(1, n, warps) for warps in (1, 2, 4) if n <= 8192 and n // (32 * warps) <= 128]
+    for warps, loads in itertools.product((1, 2, 4, 8), (4, 8)):
+        block = 32 * warps * loads * each
+        if n <= 1 << 15 and 32 <= n // (32 * warps) <= 256 and block <= n <= 8 * block:
+            found += [Stream(block, n // block, 1, warps, warps, k, max(256, k)) for k in (128 * warps, 256 * warps)]
+        for parts, join in itertools.product((2, 4, 8, 16, 32), (4, 8, 16)):
+            width, pieces = parts * block // each, n // (parts * block)
+            even = 4 <= pieces <= 16 and 8 <= width // (32 * join) <= 32
+            if n > 1 << 15 and warps == 4 and loads == 8 and even:
+                found.append(Stream(block, pieces, parts, warps, join, 256 * join, 256 * join))
+    return found
+
+
+def sweep(budget: float, dtypes: list[torch.dtype], warm: tuple[int, int] | None) -> None:
+    """Time launch shapes of ours, check their weights, and print the best of each length."""
     from theory_kernels.entmax_rows import launch
 
-    whole, parts = launch.whole, launch.parts
-    for n in (1024, 4096, 8192, 16384, 32768):
-        x = scores("normal", (1 << 26) // n, n, torch.bfloat16)
-        for rows in (1, 2) if n <= 4096 else (1,):
-            for warps in (1, 2, 4, 8, 16):
-                if n * rows // (32 * warps) not in range(16, 129):
-                    continue
-                launch.whole = partial(_always, launch.Shape(rows, n, warps))
-                try:
-                    took = measure(lambda x=x: entmax(x, 1.5), budget).median
-                    general = measure(lambda x=x: entmax(x, 1.3), budget).median
-                    print(
-                        f"sweep n={n} rows={rows} warps={warps}: {took:.4f} ms, alpha 1.3 {general:.4f} ms", flush=True
-                    )
-                except Exception as error:
-                    print(f"sweep n={n} rows={rows} warps={warps}: {type(error).__name__}", flush=True)
-    launch.whole = whole
-    x = scores("normal", 64, 1 << 20, torch.bfloat16)
-    for block in (4096, 8192, 16384, 32768):
-        for warps in (4, 8, 16, 32):
-            if block // (32 * warps) not in range(8, 65):
-                continue
-            for steps in (6, 12):
-                launch.parts = partial(_always, launch.Shape(1, block, warps))
-                launch._PART_STEPS = steps
-                try:
-                    took = measure(lambda: entmax(x, 1.5), budget).median
-                    print(f"sweep parts block={block} warps={warps} steps={steps}: {took:.4f} ms", flush=True)
-                except Exception as error:
-                    print(f"sweep parts block={block} warps={warps}: {type(error).__name__}", flush=True)
-    launch.parts, launch._PART_STEPS = parts, 12
+    whole, stream = launch.whole, launch.stream
+    at = 0
+    for rows, n in SHAPES:
+        for dtype in dtypes:
+            x = scores("normal", rows, n, dtype)
+            for alpha in (1.5, 1.3):
+                want = entmax(x[:4].double(), alpha, implementation="reference", method="newton")
+                best: tuple[float, object] = (float("inf"), None)
+                for shape in candidates(n, dtype):
+                    at += 1
+                    if warm is not None and at % warm[1] != warm[0]:
+                        continue
+                    held = shape if isinstance(shape, launch.Shape) else None
+                    launch.whole, launch.stream = partial(_always, held), partial(_always, shape)
+                    try:
+                        p = entmax(x[:4] if warm else x, alpha)[:4].double()
+                        if warm is not None:
+                            continue
+                        error = float(((p - want).abs().amax(-1) / want.amax(-1)).max())
+                        took = measure(lambda x=x, a=alpha: entmax(x, a), budget).median
+                        print(f"sweep {rows}x{n} {dtype} {alpha} {shape}: {took:.4f} ms, error {error:.1e}", flush=True)
+                        if error <= 16.0 * torch.finfo(dtype).eps:
+                            best = min(best, (took, shape), key=lambda pair: pair[0])
+                    except Exception as error:
+                        print(f"sweep {rows}x{n} {dtype} {alpha} {shape}: {type(error).__name__}", flush=True)
+                launch.whole, launch.stream = whole, stream
+                if warm is None:
+                    now = measure(lambda x=x, a=alpha: entmax(x, a), budget).median
+                    print(f"best {rows}x{n} {dtype} {alpha}: {best[0]:.4f} ms, {best[1]}; now {now:.4f} ms", flush=True)
+            del x
 
 
 def main() -> None:
@@ -178,11 +207,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="CSV to write")
     parser.add_argument("--quick", action="store_true", help="the two ends of the shapes only")
     parser.add_argument("--all", action="store_true", help="the peers' slow implementations too")
+    parser.add_argument("--against", default="entmax package,AdaSplash,copy", help="peers whose name has one of these")
+    parser.add_argument("--alpha", default="1.5,1.3,2.0", help="alphas")
+    parser.add_argument("--scores", default="normal,peaked,flat", help="kinds of scores")
+    parser.add_argument("--forward", action="store_true", help="no backward")
     parser.add_argument("--sweep", action="store_true", help="time launch shapes instead")
+    parser.add_argument("--dtype", default="bfloat16,float32", help="dtypes of the sweep")
+    parser.add_argument("--warm", help="I/N: of the sweep, compile share I of N only")
     parser.add_argument("--budget", type=float, default=30.0, help="milliseconds of timing a number")
     args = parser.parse_args()
+    args.against, args.scores = args.against.split(","), args.scores.split(",")
+    args.alpha = [float(word) for word in args.alpha.split(",")]
     if args.sweep:
-        sweep(args.budget)
+        share, of = (int(word) for word in args.warm.split("/")) if args.warm else (0, 0)
+        sweep(args.budget, [getattr(torch, word) for word in args.dtype.split(",")], (share, of) if of else None)
         return
     file = args.out.open("w", newline="") if args.out else None
     writer = None

@@ -1,4 +1,4 @@
-"""Launches of the row kernels: short rows in registers, longer ones in one pass, the longest in parts. Imports triton."""
+"""Launches of the row kernels: short rows in registers, longer ones streamed, the longest in parts. Imports triton."""
 
 from __future__ import annotations
 
@@ -29,13 +29,18 @@ class Shape(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """Scores of a tile, tiles of a part and parts of a row; warps that stream, and that solve a row of several parts."""
+    """How long rows are streamed: elements of a tile, tiles of a part, parts of a row, and warps of a program.
+
+    ``join`` warps solve a row of several parts, ``chunk`` scores at a time, with room for ``capacity`` of weight.
+    """
 
     block: int
     pieces: int
     parts: int
     warps: int
-    join_warps: int
+    join: int
+    chunk: int
+    capacity: int
 
 
 def whole(n: int, power: int, most: int) -> Shape | None:
@@ -54,22 +59,27 @@ def group(x: torch.Tensor) -> int:
     return 16 // x.element_size()
 
 
-def stream(n: int, group: int) -> Stream:
+def stream(n: int, group: int, power: int) -> Stream:
     """The programs for long rows of ``n`` scores, of which ``group`` make a 16-byte load."""
     if INTERPRETED:
-        return Stream(256, 3, 1, 4, 4) if n <= _IN_ONE else Stream(256, 2, triton.cdiv(n, 512), 4, 4)
+        pieces, parts = (3, 1) if n <= _IN_ONE else (2, triton.cdiv(n, 512))
+        return Stream(256, pieces, parts, 4, 4, 256, 64)
     # Eight loads in flight a thread. Short rows in few warps: their sums cross fewer.
     warps = 1 if n <= 4096 else 2 if n <= 8192 else 4
     block = 256 * warps * group
     pieces = triton.cdiv(n, block)
     if n <= _IN_ONE:
-        return Stream(block, pieces, 1, warps, 0)
-    most = max(1, _WIDTH // (256 * warps))
-    parts = min(most, triton.cdiv(n, 8 * block))
+        return _sized(block, pieces, 1, warps, warps, power)
     # As even as tiles allow.
+    parts = min(max(1, _WIDTH // (256 * warps)), triton.cdiv(n, 8 * block))
     pieces = triton.cdiv(pieces, parts)
     parts = triton.cdiv(n, pieces * block)
-    return Stream(block, pieces, parts, warps, min(16, max(4, triton.next_power_of_2(parts))))
+    return _sized(block, pieces, parts, warps, min(16, max(4, triton.next_power_of_2(parts))), power)
+
+
+def _sized(block: int, pieces: int, parts: int, warps: int, join: int, power: int) -> Stream:
+    # Eight scores a thread: with more, fewer programs fit a multiprocessor.
+    return Stream(block, pieces, parts, warps, join, 256 * join, 256 * max(join, 1 if power else 2))
 
 
 def parts(n: int) -> Shape:
@@ -95,16 +105,15 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float,
         )  # fmt: skip
         return p
     each = group(x)
-    long = stream(n, each)
+    long = stream(n, each, power)
     span, width = long.pieces * long.block, long.parts * (long.block // each)
     pieces = triton.next_power_of_2(long.pieces)
-    warps = long.warps if long.parts == 1 else long.join_warps
-    # Eight scores a thread at a time, and as many in the list.
-    chunk = max(1, (256 if INTERPRETED else 256 * warps) // (pieces * each))
-    capacity = 64 if INTERPRETED else 256 * max(2, warps)
     groups = torch.empty((rows, width), dtype=torch.int16 if width <= 1 << 15 else torch.int32, device=x.device)
-    places = torch.empty((rows, capacity), dtype=torch.int32, device=x.device)
-    kind |= {"BLOCK": long.block, "GROUP": each, "PIECES_P": pieces, "CHUNK": chunk, "CAPACITY": capacity}
+    places = torch.empty((rows, long.capacity), dtype=torch.int32, device=x.device)
+    kind |= {
+        "BLOCK": long.block, "GROUP": each, "PIECES_P": pieces, "CHUNK": max(1, long.chunk // (pieces * each)),
+        "CAPACITY": long.capacity,
+    }  # fmt: skip
     if long.parts == 1:
         stream_forward[(rows,)](x, p, steps, groups, places, n, span, x.stride(0), stride, **kind, num_warps=long.warps)
         return p
@@ -115,7 +124,7 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float,
     )  # fmt: skip
     join_forward[(rows,)](
         x, p, steps, tops, groups, places, n, span, long.parts, x.stride(0), stride,
-        PARTS_P=triton.next_power_of_2(long.parts), **kind, num_warps=long.join_warps,
+        PARTS_P=triton.next_power_of_2(long.parts), **kind, num_warps=long.join,
     )  # fmt: skip
     return p
 

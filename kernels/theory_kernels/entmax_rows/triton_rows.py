@@ -77,7 +77,7 @@ def closed_sums(base, POWER: tl.constexpr):
 
 @triton.jit
 def solve_closed(d, b, POWER: tl.constexpr, MOST: tl.constexpr, SMALL: tl.constexpr):
-    """b (R,) from which ``step`` (R,), at most SMALL of it, is left to go; neither passes the solution, but for rounding."""
+    """b (R,) from which ``step`` (R,), at most SMALL b, is left; neither passes the solution, but for rounding."""
     step = tl.zeros_like(b)
     going, count = 1, 0
     while (going > 0) & (count < MOST):

@@ -1,10 +1,10 @@
-"""Rows in one pass over the scores and one over the weights, and little beside. Imports triton: load this module lazily.
+"""Rows whose scores are read once, with little beside. Imports triton: load this module lazily.
 
-The threshold of some of a row's scores is never above the row's own: with more scores the sum only grows. So while a row
-is read, and zeros are written for its weights, the maxima of small groups of its scores are kept. They are solved for
-themselves; groups whose maximum lies below that bound hold no weight and are not looked at again. Scores above it, in
-what remains, are listed in order, solved, and their weights written over the zeros. Where the list is too short for
-them (flat rows), each step reads the remaining groups instead.
+The threshold of some of a row's scores is never above the row's own: with more scores the sum only grows. So while a
+row is read, and zeros are written for its weights, the maxima of small groups of its scores are kept. They are solved
+for themselves; groups whose maximum lies below that bound hold no weight and are not looked at again. In what remains,
+the places of scores above it are listed in order, solved, and their weights written over the zeros. Where the list is
+too short for them (flat rows), each step reads the remaining groups instead.
 
 Rows of up to some 10^4 scores are one program each. Longer ones are read in parts, and a second kernel goes on from the
 maxima of all parts. Nothing is added atomically: two runs agree bit for bit.
@@ -64,7 +64,7 @@ def listed(
     X, GROUPS, first, number, N, SPAN, BLOCK: tl.constexpr, GROUP: tl.constexpr, PIECES_P: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Scores (CHUNK, PIECES_P GROUP) of the groups from place ``first`` of the list on, their columns, and which exist."""
+    """Scores (CHUNK, PIECES_P GROUP) of the groups from ``first`` of the list on, their columns, and which exist."""
     place = first + tl.arange(0, CHUNK)
     group = tl.load(GROUPS + place, mask=place < number, other=0).to(tl.int32)
     PER_PART: tl.constexpr = BLOCK // GROUP
@@ -143,10 +143,7 @@ def finish(
 ):  # fmt: skip
     """Weights of a row, where they are not 0, from the maxima ``tops`` (WIDTH,) of its groups."""
     WIDTH: tl.constexpr = tops.shape[0]
-    if UPCAST:
-        peak = tl.max(tops, 0)
-    else:
-        peak = tl.reduce(tops, 0, higher)
+    peak = tl.max(tops, 0) if UPCAST else tl.reduce(tops, 0, higher)
     if (peak < float("inf")) == 0:
         each = tl.arange(0, WIDTH)
         for first in range(0, N, WIDTH):
