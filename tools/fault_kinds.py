@@ -18,6 +18,8 @@ from fault_bench import OVERLAP, Bench, Outcome, Run, count_tracebacks, damage, 
 from fault_others import kill_probe, kill_training
 
 Rng = np.random.Generator
+#: Seconds that processes may outlive their run: on a busy machine a worker that is just starting needs some to notice.
+_OUTLIVE = 30.0
 Fault = Callable[[Bench, Rng], Outcome]
 
 
@@ -58,7 +60,7 @@ def _after(run: Run, allowed: tuple[int, ...] = ()) -> Outcome:
     if allowed and code not in (*allowed, 0, 1, 3):
         outcome.tracebacks += 1
         outcome.notes.append(f"ended with {code}: {last_line(text)}")
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + _OUTLIVE
     while run.survivors() and time.monotonic() < deadline:
         time.sleep(0.05)
     if left := run.survivors():
