@@ -22,6 +22,8 @@ from theory_lab.streams import U64, Stream, Streams, open_uniform, threshold_wor
 _MASK = (1 << 64) - 1
 #: Streams that take turns.
 _NEIGHBORS = 64
+#: Words that are tested at a time.
+_PART = 1 << 22
 
 
 # ---- Philox, written out -----------------------------------------------------------------------------------------
@@ -116,13 +118,13 @@ def battery(setup: Setup) -> Iterator[Finding]:
     """Every test of the battery on every source."""
     amount = setup.pick(1 << 18, 1 << 23, 1 << 26)
     for source, streams in _sources(setup).items():
-        left = [amount] if amount <= 1 << 23 else [1 << 23] * (amount >> 23)
-        # Parts of 2^23 words, so that memory stays the same; each is a test of its own.
-        for part, size in enumerate(left):
+        parts = [amount] if amount <= _PART else [_PART] * (amount // _PART)
+        # Parts of 2^22 words, so that memory stays the same; each is a test of its own.
+        for part, size in enumerate(parts):
             words = take_turns(streams, size)
             for test in BATTERY:
                 found = test(words)
-                name = f"{found.name}, {source}" + (f", part {part + 1}" if len(left) > 1 else "")
+                name = f"{found.name}, {source}" + (f", part {part + 1}" if len(parts) > 1 else "")
                 yield replace(found, name=name)
 
 
