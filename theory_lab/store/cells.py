@@ -28,6 +28,7 @@ KEY = b"theory_lab"
 
 #: More blocks than the engine gives a cell are no cell's: a file that claims them would fill the memory.
 MOST_BLOCKS = 1_000_000
+_FEW = 64
 
 NAMES = ("block", "trials", "total", "total_sq")
 _KINDS = {"block": "<i8", "trials": "<i8", "total": "<f8", "total_sq": "<f8"}
@@ -150,7 +151,10 @@ def encode(digest: str, table: BlockTable, about: Mapping[str, Any]) -> bytes:
     schema = block_schema().with_metadata({KEY: json.dumps(said, sort_keys=True).encode()})
     arrays = [name_column([digest], [len(table)]), *(pa.array(table.columns[name]) for name in NAMES)]
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression="zstd")
+    # Of a few rows no codec and no statistics pay; writing them takes longer than the rows.
+    codec = "zstd" if len(table) > _FEW else "none"
+    table_of = pa.Table.from_arrays(arrays, schema=schema)
+    pq.write_table(table_of, sink, compression=codec, use_dictionary=["cell", "trials"], write_statistics=False)
     return sink.getvalue().to_pybytes()
 
 
