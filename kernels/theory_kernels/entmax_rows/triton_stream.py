@@ -185,8 +185,10 @@ def finish(
             p = tl.ravel(weights_below((z - highest)[None, :], start, eps, N, POWER, STEEP, PLAIN, MOST, UPCAST))
             tl.store(P + col, narrow(p, P.dtype.element_ty, UPCAST), mask=slot < total)
         else:
+            # More scores at a time, where registers hold them, are fewer loads to wait for.
+            MORE: tl.constexpr = 2 * CHUNK if POWER else CHUNK
             flat_row(
-                X, P, GROUPS, number, top, start, eps, N, SPAN, BLOCK, GROUP, PIECES_P, CHUNK, POWER, STEEP, PLAIN,
+                X, P, GROUPS, number, top, start, eps, N, SPAN, BLOCK, GROUP, PIECES_P, MORE, POWER, STEEP, PLAIN,
                 MOST, UPCAST,
             )  # fmt: skip
 
