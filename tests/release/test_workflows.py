@@ -1,4 +1,4 @@
-"""The workflows under .github say what they should: they run elsewhere, so that only this notices when they fall behind."""
+"""The workflows under .github say what they should: they run elsewhere, so that only this sees them fall behind."""
 
 from __future__ import annotations
 
