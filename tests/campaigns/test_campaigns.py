@@ -216,7 +216,7 @@ def test_gather_writes_what_reproduce_reads(plan: Path, tmp_path: Path) -> None:
         + """
 [[figures]]
 into = "tda/table-2"
-columns = { "validation loss" = "loss", "sparsity" = "zeros" }
+columns = { "validation loss" = "loss", "sparsity" = "zeros", "over, %" = "loss over Softmax" }
 
 [[figures]]
 into = "ours/trained-sinks"
@@ -262,6 +262,12 @@ rows = { "16 tokens" = "sequence_accuracy(copy)@16" }
     assert table.value["Softmax", "validation loss"] == 3.0
     assert table.low["Softmax", "validation loss"] == pytest.approx(3.0 - 12.7062, abs=1e-3)
     assert math.isnan(table.low["TRA, sharp", "validation loss"])
+    # Of the seed that both have, 5 over 2; nothing is over itself.
+    assert table.value["TRA, sharp", "over, %"] == pytest.approx(150.0)
+    assert ("Softmax", "over, %") not in table.index
+    # Student's interval of two shares is wider than shares are.
+    assert table.low["Softmax", "sparsity"] >= 0.0
+    assert table.high["Softmax", "sparsity"] <= 100.0
     assert list(tables["trained-sinks"].x[:3]) == [4, 8, 16]
     assert set(tables["figure-maxima"].series) == {"view 1", "difference"}
     assert list(tables["figure-inhibition"].row) == ["the", "fox", "fox", "the#2", "the#2", "the#2"]

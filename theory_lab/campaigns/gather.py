@@ -15,6 +15,9 @@ An entry of a plan's ``figures`` says which file of measured numbers it fills, a
     into = "tda/table-4"
     rows = { "500 tokens, 4 needles" = "sequence_accuracy(multi-needle:needles=4)@500" }
 
+A value "loss over Softmax" is the percent by which the run's loss exceeds that of the run Softmax with the same seed:
+pairs saw the same tokens in the same order, and their differences vary less than the losses do.
+
 A number is the mean over the seeds; its interval is Student's at 95% over the seeds, which are the independent units,
 and empty where there is one seed. Shares of right answers have an interval of their own; see
 :mod:`theory_lab.campaigns.answers`.
@@ -121,12 +124,31 @@ def _table(entry: Mapping[str, Any], by_name: Mapping[str, list[Result]]) -> Ite
     values: Mapping[str, str] = entry.get("columns") or entry["rows"]
     for name, rs in by_name.items():
         for label, what in values.items():
-            numbers = [number for number in (scalar(r, what) for r in rs) if number is not None]
+            measure, _, base = what.partition(" over ")
+            if base:
+                numbers = _over(rs, by_name.get(base, []), measure) if name != base else []
+            else:
+                numbers = [number for number in (scalar(r, what) for r in rs) if number is not None]
             asked = answers.parse(what)
             own = [share for r in rs for share in answers.shares(r, asked).values()] if asked else []
             if numbers:
                 place = (name, label) if "columns" in entry else (label, name)
-                yield {"row": place[0], "column": place[1], **_numbers(numbers, own)}
+                yield {"row": place[0], "column": place[1], **_numbers(numbers, own, _ends(what))}
+
+
+def _over(rs: Sequence[Result], base: Sequence[Result], measure: str) -> list[float]:
+    """Percent by which a value exceeds that of another run with the same seed: the same tokens in the same order."""
+    other = {r["seed"]: scalar(r, measure) for r in base}
+    pairs = [(scalar(r, measure), other.get(r["seed"])) for r in rs]
+    return [100.0 * (one / two - 1.0) for one, two in pairs if one is not None and two]
+
+
+def _ends(what: str) -> tuple[float, float]:
+    """Between what a measure lies: an interval over few seeds may reach beyond."""
+    name = what.partition("@")[0]
+    if name in _PERCENT:
+        return 0.0, 100.0
+    return (0.0, 1.0) if name.startswith("g_sink_ratio") else (-math.inf, math.inf)
 
 
 def _curves(entry: Mapping[str, Any], by_name: Mapping[str, list[Result]]) -> Iterable[dict[str, Any]]:
@@ -143,7 +165,7 @@ def _curves(entry: Mapping[str, Any], by_name: Mapping[str, list[Result]]) -> It
             own = [answers.shares(r, asked) for r in rs] if asked else []
             for x in sorted(at):
                 shown = label or name
-                row = {"series": shown, "x": x, **_numbers(at[x], [by[x] for by in own if x in by])}
+                row = {"series": shown, "x": x, **_numbers(at[x], [by[x] for by in own if x in by], _ends(what))}
                 yield {**row, "panel": name} if label and several else row
 
 
@@ -177,8 +199,11 @@ def _unlike(tokens: Sequence[str]) -> list[str]:
     return names
 
 
-def _numbers(values: Sequence[float], own: Sequence[answers.Share] = ()) -> dict[str, Any]:
+def _numbers(
+    values: Sequence[float], own: Sequence[answers.Share] = (), within: tuple[float, float] = (-math.inf, math.inf)
+) -> dict[str, Any]:
     mean, low, high = mean_and_interval(values)
+    low, high = max(low, within[0]), min(high, within[1])
     if own and all(map(math.isfinite, (end for share in own for end in share))):
         low, high = answers.interval(values, own, (low, high))
     ends = {"low": "", "high": ""} if math.isnan(low) else {"low": f"{low:.7g}", "high": f"{high:.7g}"}

@@ -200,6 +200,12 @@ class _Reader:
             table = figure.get(name, {})
             if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
                 raise self.fail(key, table, f"{name} is a table of texts, such as {{ 'validation loss' = 'loss' }}")
+            for value in table.values():
+                base = value.partition(" over ")[2]
+                if base and (name == "series" or base not in figure.get("runs", rows)):
+                    raise self.fail(
+                        key, value, f"{hint(base, rows)}'over' a run of a table is needed: {', '.join(rows)}"
+                    )
         for name in ("value", "x", "note", "scale"):
             if not isinstance(figure.get(name, ""), str):
                 raise self.fail(key, figure[name], f"{name} is a text")
