@@ -110,6 +110,8 @@ def test_verdicts_of_certificates() -> None:
     assert _certificate(*many, Finding("c", 1, "x", "", p=1.01 * LEVEL / 100)).passed
     assert not _certificate(*many, Finding("c", 1, "x", "", p=0.99 * LEVEL / 100)).passed
     assert not _certificate(Finding("nan", 1, "x", "", p=math.nan)).passed
+    with pytest.raises(ValueError, match="two findings of one name"):
+        _certificate(exact, Finding("a", 1, "x", "", passed=False))
     with pytest.raises(ValueError, match="either random or exact"):
         Finding("neither", 1, "x", "")
 

@@ -57,6 +57,11 @@ class Certificate:
     code: str
     when: str
 
+    def __post_init__(self) -> None:
+        names = [(group.name, finding.name) for group in self.groups for finding in group.findings]
+        if len(set(names)) < len(names):  # one would hide the other
+            raise ValueError(f"two findings of one name: {max(names, key=names.count)}")
+
     @classmethod
     def of(cls, setup: Setup, groups: tuple[Group, ...], complete: bool) -> Certificate:
         """The certificate of findings made here and now."""
