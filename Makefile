@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: check test lint format types figures docs bench faults clean notebooks lab
+.PHONY: check test lint format types figures docs bench faults clean notebooks lab dist smoke
 .DELETE_ON_ERROR:
 
 # The main job: every claim over every noise family, as a table and a picture. Exit code 1 says that a paper's claim is
@@ -55,6 +55,14 @@ bench: $(VENV)/.core
 # Runs disturbed in every way that a machine or a user might, resumed, and compared with undisturbed ones: about 230 faults.
 faults: $(VENV)/.test
 	$(BIN)/python tools/faults.py --out figures/reliability
+
+# Wheel and source distribution in dist/, built twice and compared; then the wheel in bare environments.
+dist: $(VENV)/.core
+	$(PIP) build
+	$(BIN)/python tools/build.py --twice
+
+smoke: dist
+	$(BIN)/python tools/smoke.py dist/*.whl --models
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
