@@ -88,20 +88,20 @@ def test_alpha_by_row_with_its_gradient(
 @pytest.mark.parametrize("alpha", [1.5, 2.0, 1.3])
 def test_flat_rows_keep_everything(alpha: float, implementation: str, device, triton: str, poisoned) -> None:
     """No room to keep the scores of such a part apart: the row is read pass by pass. One row is flat, one is not."""
-    x = draw(2, 600)
+    x = draw(2, 608)
     x[0] *= 1e-5
     assert_within_budget(x, alpha, implementation, device)
-    assert int((entmax(x.to(device), alpha, implementation=implementation)[0] > 0).sum()) == 600
+    assert int((entmax(x.to(device), alpha, implementation=implementation)[0] > 0).sum()) == 608
 
 
 @BOTH
 def test_a_flat_row_behind_masked_scores(implementation: str, device: torch.device, triton: str, poisoned) -> None:
-    x = draw(1, 1100, scale=1e-5) - 5.0
+    x = draw(1, 1104, scale=1e-5) - 5.0
     x[:, :512] = -math.inf
     for alpha in (1.5, 1.3):
         p = entmax(x.to(device), alpha, implementation=implementation).cpu()
         assert not p[:, :512].any()
-        assert float((p[:, 512:] * 588 - 1.0).abs().max()) <= 0.02
+        assert float((p[:, 512:] * 592 - 1.0).abs().max()) <= 0.02
 
 
 def exact_sparsemax(row: list[float]) -> list[Fraction]:

@@ -16,7 +16,7 @@ from .triton_stream import join_forward, parts_forward, stream_forward
 _MOST = 64
 # Longest rows whose weights are found in registers, and longest whose scores one program streams.
 _IN_REGISTERS, _IN_ONE = (512, 1000) if INTERPRETED else (2048, 32768)
-# Most groups of a row of several parts: their maxima lie in the registers of one program.
+# Most groups of a row of several parts: their maxima lie in the registers of one program, and int16 counts them.
 _WIDTH = 16384
 
 
@@ -59,8 +59,13 @@ def group(x: torch.Tensor) -> int:
     return 16 // x.element_size()
 
 
+def aligned(x: torch.Tensor) -> bool:
+    """Whether 16 bytes of a row can be loaded at once, as far as the compiler is told."""
+    return x.data_ptr() % 16 == 0 and x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0
+
+
 def stream(n: int, group: int, power: int) -> Stream:
-    """The programs for long rows of ``n`` scores, of which ``group`` make a 16-byte load."""
+    """The programs for long rows of ``n`` scores, of which ``group`` are loaded at once."""
     if INTERPRETED:
         pieces, parts = (3, 1) if n <= _IN_ONE else (2, triton.cdiv(n, 512))
         return Stream(256, pieces, parts, 4, 4, 256, 64)
@@ -104,11 +109,11 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float,
             num_warps=shape.warps,
         )  # fmt: skip
         return p
-    each = group(x)
+    each = group(x) if aligned(x) else 1
     long = stream(n, each, power)
     span, width = long.pieces * long.block, long.parts * (long.block // each)
     pieces = triton.next_power_of_2(long.pieces)
-    groups = torch.empty((rows, width), dtype=torch.int16 if width <= 1 << 15 else torch.int32, device=x.device)
+    groups = torch.empty((rows, width), dtype=torch.int16, device=x.device)
     places = torch.empty((rows, long.capacity), dtype=torch.int32, device=x.device)
     kind |= {
         "BLOCK": long.block, "GROUP": each, "PIECES_P": pieces, "CHUNK": max(1, long.chunk // (pieces * each)),
