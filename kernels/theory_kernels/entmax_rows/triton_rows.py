@@ -17,10 +17,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import fast_log2, narrow
+from ..primitives import INTERPRETED, fast_log2, narrow
 
 # How closely a bound on the threshold is solved, relative to it: what it lets in is a few scores.
 _COARSE = tl.constexpr(2.0**-10)
+_INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 @triton.jit
@@ -67,12 +68,26 @@ def closed_step(total, first, POWER: tl.constexpr):
 
 
 @triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def both_sums(a, b):
+    """Sums of the rows of a and of b, with one exchange between warps for both."""
+    if _INTERPRETED:
+        # The interpreter runs a custom reduction element by element.
+        return tl.sum(a, 1), tl.sum(b, 1)
+    return tl.reduce((a, b), 1, _add_pairs)
+
+
+@triton.jit
 def closed_sums(base, POWER: tl.constexpr):
     """F and G of the rows of base = (b + d)_+."""
     if POWER == 1:
-        return tl.sum(base, 1), tl.sum((base > 0.0).to(tl.float32), 1)
+        return both_sums(base, (base > 0.0).to(tl.float32))
     else:
-        return tl.sum(base * base, 1), tl.sum(base, 1)
+        return both_sums(base * base, base)
 
 
 @triton.jit
@@ -121,7 +136,8 @@ def solve_general(
     going, count = 1, 0
     while (going > 0) & (count < MOST):
         p, steep = general_weights(u, lam, eps, PLAIN, UPCAST)
-        lam, low, high, done = general_step(tl.sum(p, 1), tl.sum(steep, 1), lam, low, high, eps, SMALL)
+        total, slope = both_sums(p, steep)
+        lam, low, high, done = general_step(total, slope, lam, low, high, eps, SMALL)
         going = tl.max((done == 0).to(tl.int32), 0)
         count += 1
     return lam, low, high

@@ -20,6 +20,7 @@ import triton.language as tl
 from ..primitives import narrow
 from .triton_rows import (
     between_ends,
+    both_sums,
     closed_step,
     closed_sums,
     general_step,
@@ -96,12 +97,11 @@ def flat_row(
             u = tl.reshape(z, [1, ALL]) - top[:, None]
             if POWER == 0:
                 p, steep = general_weights(u, lam, eps, PLAIN, UPCAST)
-                total += tl.sum(p, 1)
-                slope += tl.sum(steep, 1)
+                more, part = both_sums(p, steep)
             else:
                 more, part = closed_sums(tl.maximum(b[:, None] + u * (1.0 / POWER), 0.0), POWER)
-                total += more
-                slope += part
+            total += more
+            slope += part
         if POWER == 0:
             lam, low, high, done = general_step(total, slope, lam, low, high, eps, 1.2e-7)
             going = tl.max((done == 0).to(tl.int32), 0)
