@@ -16,7 +16,7 @@ _TRAIN = (
     "train", "--size", "recall", "--task", "recall", "--steps", "40", "--batch", "2", "--length", "64",
     "--save-every", "5", "--device", "cpu", "--format", "json",
 )  # fmt: skip
-_PROBE = ("probe", "--length", "64,128", "--windows", "4", "--format", "parquet", "--quiet")
+_PROBE = ("probe", "softmax-pico", "--length", "32", "--windows", "1", "--format", "parquet", "--quiet")
 
 
 def _model(bench: Bench) -> Path:
@@ -68,12 +68,11 @@ def kill_training(bench: Bench, rng: np.random.Generator) -> Outcome:
 
 def kill_probe(bench: Bench, rng: np.random.Generator) -> Outcome:
     """SIGKILL of a probe: its rows at the end are those of an undisturbed one."""
-    words = (_PROBE[0], str(_model(bench)), *_PROBE[1:])
     whole = bench.work.parent / "probed"
     if not whole.exists():
-        _whole(Run((*words, "--out", str(whole)), bench.work))
+        _whole(Run((*_PROBE, "--out", str(whole)), bench.work))
     out = bench.fresh()
-    outcome = _killed(bench, (*words, "--out", str(out)), out, 2.0, rng)
+    outcome = _killed(bench, (*_PROBE, "--out", str(out)), out, 2.0, rng)
     if not outcome.lost and not _same_tables(whole, out):
         outcome.changed += 1
         outcome.notes.append("the rows differ")

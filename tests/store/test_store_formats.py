@@ -139,6 +139,18 @@ def test_a_lost_manifest_of_cells_of_two_versions(old: Path) -> None:
         Store(old, resume=True)
 
 
+def test_a_folder_of_a_probe_is_left_alone(tmp_path: Path) -> None:
+    """It has cells and rows too, of its own kind."""
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "rows.parquet").write_bytes(b"a probe's")
+    manifest = {**json.loads((OLD / "manifest.json").read_text()), "kind": "probe"}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    for call in (Archive, migrate, lambda path: Store(path, resume=True)):
+        with pytest.raises(InputError, match="this is a probe's"):
+            call(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"cells", "rows.parquet", "manifest.json"}
+
+
 def test_the_manifest_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"name": "a browser extension"}')
     with pytest.raises(InputError, match="something else"):

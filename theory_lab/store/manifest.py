@@ -16,6 +16,8 @@ from theory_lab.store.versions import provenance
 from theory_lab.streams import STREAM_VERSION
 
 NAME = "manifest.json"
+#: What made the folder; other commands name themselves in theirs.
+KIND = "check"
 _FIELDS = ("format", "stream", "theory_lab")
 #: What may lie in a results folder whose manifest was lost, or not written yet.
 _OURS = {"cells", "packs", ".lock", ".compact.lock", NAME, "rows.parquet", "timings.csv", "set-aside"}
@@ -64,6 +66,8 @@ def read(path: Path) -> dict[str, Any] | None:
         found = json.loads(raw)
     except DAMAGE:
         return None
+    if isinstance(found, dict) and found.get("kind", KIND) != KIND:
+        raise InputError("out", str(path), f"a folder of theory-lab {KIND} is allowed, and this is a {found['kind']}'s")
     if isinstance(found, dict) and all(
         isinstance(found.get(n), kind) for n, kind in zip(_FIELDS, (int, int, str), strict=True)
     ):
