@@ -27,6 +27,7 @@ _TASK_SECONDS = 0.2
 _MOST_BLOCKS = 1_000_000
 #: Below this much work, starting worker processes costs more than it saves.
 _POOL_WORTH_SECONDS = 1.5
+_DIED = "a worker process died (killed, or out of memory); try fewer with --workers"
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,12 @@ class Engine:
                 upcoming = next(waiting, None)
                 if upcoming is None:
                     break
-                running.add(executor.submit(run_task, upcoming))
+                try:
+                    running.add(executor.submit(run_task, upcoming))
+                except BrokenExecutor:  # what finished before is handed on first
+                    if not running:
+                        raise WorkerError(_DIED) from None
+                    break
             mine = next(own, None) if time.monotonic() < deadline else None
             if mine is not None:
                 yield [run_task(mine)]
@@ -212,7 +218,7 @@ def _together(finished: Iterable[Future[TaskResult]]) -> Iterator[list[TaskResul
         try:
             results.append(future.result())
         except BrokenExecutor:
-            error = WorkerError("a worker process died (killed, or out of memory); try fewer with --workers")
+            error = WorkerError(_DIED)
         except Exception as other:
             error = error or other
     if results:
@@ -228,16 +234,25 @@ def _start_pool(workers: int) -> ProcessPoolExecutor:
     time unless it guards its main part; tasks need nothing of it, so it is hidden while the workers start.
     """
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
     with hidden_main(), ignored_interrupts():
         naps = [pool.submit(_nap) for _ in range(workers)]
     wait(naps)
     return pool
 
 
-def _ignore_interrupts() -> None:
+def _begin_worker() -> None:
     # Ctrl-C reaches the whole process group; the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its workers, which would wait for tasks for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @contextlib.contextmanager

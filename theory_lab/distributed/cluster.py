@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
+import socket
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from theory_lab.distributed import work
 from theory_lab.distributed.address import Scheduler, show_memory
 from theory_lab.distributed.pace import Pace
 from theory_lab.distributed.sending import Sending, cannot_load
@@ -29,6 +32,13 @@ _ANSWER_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 #: Workers that are asked for their versions before anything is sent.
 _ASKED = 64
+#: Bytes of what a scheduler says first.
+_LONGEST_GREETING = 1 << 20
+#: No web pages; and on a busy machine a worker may take its time to start again, where Dask would give up on it.
+_LOCAL_CONFIG = {
+    **{f"distributed.{who}.http.routes": [] for who in ("scheduler", "worker", "nanny")},
+    "distributed.deploy.lost-worker-timeout": "1 hour",
+}
 
 
 class Cluster:
@@ -83,12 +93,14 @@ class Cluster:
 
     def _start(self, opening: contextlib.ExitStack, workers: int, memory: int | None) -> Client:
         """A scheduler in this process, and worker processes of one thread each."""
+        import dask
         from distributed import Client, LocalCluster
         from distributed.system import MEMORY_LIMIT
 
         # Worker processes are spawned, now and after each loss; none needs the caller's script. They listen on the
         # loopback interface, and to each other alone: keys made for this run encrypt what they say.
         opening.enter_context(hidden_main())
+        opening.enter_context(dask.config.set(_LOCAL_CONFIG))
         with ignored_interrupts():
             cluster = LocalCluster(
                 n_workers=workers,
@@ -96,7 +108,8 @@ class Cluster:
                 memory_limit=memory or int(MEMORY_LIMIT / workers),
                 host="127.0.0.1",
                 security=True,
-                dashboard_address=None,
+                # Dask starts a server for web pages even without any.
+                scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0", "allowed_failures": 0},
                 silence_logs=_log_level(),
                 preload=["theory_lab.distributed.preload"],
             )
@@ -110,6 +123,7 @@ class Cluster:
         from distributed import Client
 
         try:
+            _hear(address)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of versions: they are compared below
                 client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False, name="theory-lab")
@@ -144,8 +158,9 @@ class Cluster:
         limits = sorted({int(worker["memory_limit"] or 0) for worker in found})
         ends = dict.fromkeys((limits[0], limits[-1])) if limits else {}
         shown = " to ".join(show_memory(limit) if limit else "no limit" for limit in ends)
+        memory = f", memory limit {shown} each" if shown else ""
         many = f"{len(found)} worker{'' if len(found) == 1 else 's'} of {self._threads} thread"
-        return f"scheduler {self.address}: {many}{'' if self._threads == 1 else 's'} in all, memory limit {shown} each"
+        return f"scheduler {self.address}: {many}{'' if self._threads == 1 else 's'} in all{memory}"
 
     def _check_versions(self) -> None:
         """Refuse workers of other versions now; those that come later are refused with their first batch."""
@@ -153,7 +168,7 @@ class Cluster:
         workers = list(self._client.nthreads())[:_ASKED]
         asked = {
             worker: self._client.submit(
-                versions, key=f"{name}-{index}", workers=[worker], allow_other_workers=False, pure=False
+                work.versions, key=f"{name}-{index}", workers=[worker], allow_other_workers=False, pure=False
             )
             for index, worker in enumerate(workers)
         }
@@ -191,6 +206,21 @@ def _require_dask() -> None:
         ) from None
 
 
+def _hear(address: str) -> None:
+    """OSError unless something at a tcp:// address begins to talk, as a scheduler does: Dask would wait for ever."""
+    if not address.startswith("tcp://"):
+        return  # the other side of TLS talks second, and Dask waits for it no longer than asked
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS) as there:
+            said = there.recv(8, socket.MSG_WAITALL)
+            # A message of Dask begins with its length; as one, the first words of other servers are absurd.
+            if len(said) < 8 or int.from_bytes(said, "little") > _LONGEST_GREETING:
+                raise OSError("something else listens there")
+    except TimeoutError:
+        raise OSError(f"nothing was heard for {_CONNECT_SECONDS:g} s") from None
+
+
 def _log_level() -> int:
     return logging.WARNING if os.environ.get("THEORY_LAB_DEBUG") else logging.CRITICAL + 1
 
@@ -198,12 +228,19 @@ def _log_level() -> int:
 @contextlib.contextmanager
 def _quiet_logs() -> Iterator[None]:
     """What Dask logs about losses, its users need not see: they are made good, or end the run with a line of ours."""
-    loggers = [logging.getLogger(name) for name in ("distributed", "tornado", "asyncio")]
+    # Dask gives some of its loggers levels of their own, so that the first of the family does not decide.
+    known = [
+        "tornado",
+        "asyncio",
+        *(name for name in logging.root.manager.loggerDict if name.startswith("distributed")),
+    ]
+    loggers = [logging.getLogger(name) for name in known]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(_log_level())
     try:
         yield
+        gc.collect()  # what nobody waits for any more complains when it is collected
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)

@@ -17,11 +17,12 @@ from theory_lab.distributed.pace import Pace
 
 #: Batches of a worker: one runs while the next waits there for it.
 _DEPTH = 2
-#: A batch is late after this many times what it, and the one before it on its worker, should take, and a second.
+#: A batch is late after this many times what it, and the one before it on its worker, should take, and a second; a
+#: copy of a copy waits twice as long.
 _LATE = 3.0
 _GRACE = 1.0
-#: A batch is sent again once; a third copy would be as likely to be late as the second.
-_COPIES = 2
+#: Tasks of a batch: some hundred bytes each travel with it.
+_MOST_TASKS = 5000
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,10 @@ class Batch:
         Seconds that it should take.
     sent : float
         When it was sent.
-    copies : int
-        How many batches, this one included, hold or held its tasks at a time.
+    generation : int
+        0 for the first batch that holds its tasks, 1 for a copy, 2 for a copy of that.
+    copied : bool
+        Whether a copy was sent.
     suspect : bool
         Whether a batch that held its task took its workers with it; it is a single task then.
     alone : bool
@@ -50,7 +53,8 @@ class Batch:
     tasks: tuple[int, ...]
     expected: float
     sent: float
-    copies: int = 1
+    generation: int = 0
+    copied: bool = False
     suspect: bool = False
     alone: bool = False
 
@@ -130,31 +134,30 @@ class Dispatcher:
 
     def _take(self, workers: int, until: float) -> tuple[int, ...]:
         """Tasks off the queue, worth a batch."""
-        target = self._pace.target(workers, self.left(), until)
+        target, most = self._pace.target(workers, self.left(), until), _MOST_TASKS
         taken: list[int] = []
         total = 0.0
-        strangers = 0
-        while self._waiting:
+        while self._waiting and len(taken) < most:
             index = self._waiting[0]
             kind, estimate = self._kinds[index], self._seconds[index]
+            if not self._pace.knows(kind):
+                first, most = self._pace.first()
+                target = min(target, first)
             expected = self._pace.expect(kind, estimate)
-            stranger = not self._pace.knows(kind)
-            limit = min(target, self._pace.first()) if stranger or strangers else target
             # A task that would overshoot by more than half of itself begins the next batch.
-            if taken and total + 0.5 * expected > limit:
+            if taken and total + 0.5 * expected > target:
                 break
             self._waiting.popleft()
             self._left[kind] = max(self._left[kind] - estimate, 0.0)
             taken.append(index)
             total += expected
-            strangers += stranger
         return tuple(taken)
 
     def _send(
-        self, tasks: tuple[int, ...], now: float, copies: int = 1, suspect: bool = False, alone: bool = False
+        self, tasks: tuple[int, ...], now: float, generation: int = 0, suspect: bool = False, alone: bool = False
     ) -> Batch:
         expected = sum(self._pace.expect(self._kinds[index], self._seconds[index]) for index in tasks)
-        batch = Batch(self._number, tasks, expected, now, copies, suspect, alone)
+        batch = Batch(self._number, tasks, expected, now, generation, False, suspect, alone)
         self._number += 1
         self._flying[batch.number] = batch
         return batch
@@ -185,7 +188,8 @@ class Dispatcher:
                 self._open[index] = 0
                 new.append(position)
                 self._pace.learn(self._kinds[index], self._seconds[index], took)
-        needless = [] if batch.copies == 1 else [b.number for b in self._flying.values() if not self._rest(b)]
+        shared = batch.copied or batch.generation > 0
+        needless = [b.number for b in self._flying.values() if not self._rest(b)] if shared else []
         for other in needless:
             del self._flying[other]
         return new, needless
@@ -230,30 +234,34 @@ class Dispatcher:
 
     def _orphans(self, batch: Batch) -> list[int]:
         """Open tasks of a batch that no other one holds."""
-        elsewhere = {i for other in self._flying.values() if other.copies > 1 for i in other.tasks}
+        shared = [other for other in self._flying.values() if other.copied or other.generation > 0]
+        elsewhere = {index for other in shared for index in other.tasks}
         return [index for index in self._rest(batch) if index not in elsewhere]
 
     def late(self, now: float, workers: int, until: float) -> list[Batch]:
-        """Batches to send again though they are still out: late ones, while workers have nothing to do.
+        """Batches to send again though they are still out: late ones, once nothing waits to be sent.
 
-        Each is cut into as many parts as there are idle workers for it.
+        Each is cut into as many parts as there are workers without a batch. If all are busy after all, the copies wait
+        their turn, and are needless by then.
         """
-        idle = workers - len(self._flying)
-        if idle < 1 or self._waiting or self._suspects or self._quarantine or now >= until:
+        if self._waiting or self._suspects or self._quarantine or now >= until:
             return []
         # Two batches may have shared a worker.
         longest = max((batch.expected for batch in self._flying.values()), default=0.0)
+        late = [
+            batch
+            for batch in self._flying.values()
+            if not batch.copied
+            and now - batch.sent > (_GRACE + _LATE * (batch.expected + longest)) * 2**batch.generation
+        ]
+        idle = workers - len(self._flying)
         found = []
-        for batch in sorted(self._flying.values(), key=lambda b: b.sent):
-            if idle < 1:
-                break
+        for batch in sorted(late, key=lambda b: b.sent):
+            self._flying[batch.number] = replace(batch, copied=True)
             rest = self._rest(batch)
-            if batch.copies >= _COPIES or not rest or now - batch.sent < _GRACE + _LATE * (batch.expected + longest):
-                continue
-            self._flying[batch.number] = replace(batch, copies=batch.copies + 1)
-            parts = min(idle, len(rest))
+            parts = min(max(idle, 1), len(rest))
             for part in range(parts):
-                found.append(self._send(rest[part::parts], now, batch.copies + 1, batch.suspect, batch.alone))
+                found.append(self._send(rest[part::parts], now, batch.generation + 1, batch.suspect, batch.alone))
             idle -= parts
         return found
 

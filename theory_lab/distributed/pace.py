@@ -9,8 +9,9 @@ from dataclasses import dataclass
 _TARGET = 0.5
 #: Beyond this a batch is not stretched: it is what a lost worker costs, and the time between two results.
 _LONGEST = 20.0
-#: While a kind of task was never measured its batches are short, and of two tasks at most.
+#: While a kind of task was never measured, its estimates may be off a hundredfold: its batches are short, and few.
 _FIRST = 0.1
+_FIRST_TASKS = 8
 _SHORTEST = 0.05
 #: Part of the time that the sending process may spend on sending and receiving.
 _SHARE = 0.4
@@ -81,6 +82,6 @@ class Pace:
         wanted = min(max(_TARGET, workers * self.batch_cost / _SHARE), _LONGEST)
         return max(_SHORTEST, min(wanted, left / (_LAST * workers), until / _LAST))
 
-    def first(self) -> float:
-        """Seconds of estimated work in a batch of a kind that was never measured."""
-        return _FIRST
+    def first(self) -> tuple[float, int]:
+        """Seconds of estimated work, and tasks, in a batch of a kind that was never measured."""
+        return _FIRST, _FIRST_TASKS

@@ -103,17 +103,34 @@ class Sending:
         batches = []
         while (batch := self._plan.next(now, self._threads, deadline)) is not None:
             batches.append(batch)
-        if not batches:
-            batches = self._plan.late(now, self._threads, deadline)
         for batch in batches:
             self._submit(batch)
+        if not batches:
+            held = list(self._futures.values())
+            late = self._plan.late(now, self._threads, deadline)
+            others = self._workers_without(held) if late else None
+            for batch in late:
+                self._submit(batch, others)
         if batches:
             self._pace.learn_cost((time.perf_counter() - started) / len(batches))
 
-    def _submit(self, batch: Batch) -> None:
+    def _workers_without(self, futures: Sequence[Future]) -> list[str] | None:
+        """Workers that none of these batches is on; None if there are none such."""
+        late = {future.key for future in futures}
+        try:
+            holding = self._client.processing()
+        except Exception:  # the scheduler is being lost: the next look says so
+            return None
+        return [worker for worker, keys in holding.items() if late.isdisjoint(keys)] or None
+
+    def _submit(self, batch: Batch, workers: list[str] | None = None) -> None:
+        """Send a batch, to one of these workers if there is a choice."""
         tasks = tuple(self._tasks[index] for index in batch.tasks)
         order = Order(tasks, versions(), laws_of(tasks), self._folder)
-        future = self._client.submit(run_order, order, key=f"{self._name}-{next(self._keys)}", pure=False)
+        key = f"{self._name}-{next(self._keys)}"
+        future = self._client.submit(
+            run_order, order, key=key, pure=False, workers=workers, allow_other_workers=workers is not None
+        )
         self._out[future] = batch.number
         self._futures[batch.number] = future
         self._ended.add(future)
