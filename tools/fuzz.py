@@ -11,7 +11,9 @@ import argparse
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -39,6 +41,10 @@ def main() -> int:
     parser.add_argument("--target", action="append", help="only this one; repeatable")
     parser.add_argument("--out", help="write what was counted and found here, as JSON")
     parser.add_argument("--list", action="store_true", help="list the targets, and leave")
+    parser.add_argument(
+        "--coverage", action="store_true",
+        help="let atheris choose the inputs by the code that they reach, for targets that read one file",
+    )  # fmt: skip
     parser.add_argument("--show", action="store_true", help="print each distinct message")
     chosen = parser.parse_args()
     from fuzz_targets import TARGETS
@@ -51,6 +57,12 @@ def main() -> int:
         if name not in targets:
             parser.error(f"target: {name}; known are {', '.join(targets)}")
     names = chosen.target or list(targets)
+    if chosen.coverage:
+        from fuzz_coverage import BYTES
+
+        names = [name for name in names if name in BYTES]
+        if not names:
+            parser.error(f"coverage: it is for {', '.join(BYTES)}")
     whole = sum(targets[name].share for name in names)
     end = None if chosen.minutes is None else time.monotonic() + 60 * chosen.minutes
     report: dict[str, Any] = {"seed": chosen.seed, "targets": {}}
@@ -61,7 +73,11 @@ def main() -> int:
         if end is not None:  # what is left is dealt out by share
             left = sum(targets[n].share for n in names[place:])
             until = time.monotonic() + max(end - time.monotonic(), 0) * targets[name].share / left
-        tally = _target(name, chosen.seed, chosen.first, max(round(chosen.inputs * part), 1), until)
+        count = max(round(chosen.inputs * part), 1)
+        if chosen.coverage:
+            tally = _covered(name, chosen.seed, count, until)
+        else:
+            tally = _target(name, chosen.seed, chosen.first, count, until)
         print(line(name, tally), flush=True)
         for finding in tally["findings"]:
             print(
@@ -74,7 +90,7 @@ def main() -> int:
         report["seconds"] = round(time.monotonic() - began, 1)
         if chosen.out:
             Path(chosen.out).write_text(json.dumps(report, indent=1), encoding="utf-8")
-    counted = [tally for tally in report["targets"].values()]
+    counted = list(report["targets"].values())
     inputs, bad = sum(t["inputs"] for t in counted), sum(t["found"] for t in counted)
     messages = sum(len(t["messages"]) for t in counted)
     print(
@@ -91,6 +107,41 @@ def line(name: str, tally: dict[str, Any]) -> str:
         f"{len(tally['messages']):4} messages  slowest {tally['slowest']:5.2f} s  memory +{tally['memory'] / 1e6:4.0f} MB "
         f"{rate:6,.0f}/s {tally['found']:4} findings"
     )
+
+
+def _covered(name: str, seed: int, inputs: int, until: float | None) -> dict[str, Any]:
+    """Inputs of one target that atheris chooses, in a process of its own."""
+    began = time.monotonic()
+    whole: dict[str, Any] = {
+        "inputs": 0,
+        "taken": 0,
+        "refused": 0,
+        "slowest": 0.0,
+        "memory": 0,
+        "messages": {},
+        "findings": [],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        script = HERE / "tests" / "fuzz" / "fuzz_coverage.py"
+        left = None if until is None else max(until - began, 1.0)
+        words = [sys.executable, str(script), name, str(inputs), str(seed), str(report)]
+        try:
+            done = subprocess.run(words, timeout=left, capture_output=True, text=True, check=False)
+            ended = f"the process ended with code {done.returncode}: {done.stderr[-300:]}" if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            ended = ""
+        if report.exists():
+            whole |= json.loads(report.read_text(encoding="utf-8"))
+        whole["found"] = len(whole["findings"])
+        if ended:
+            whole["found"] += 1
+            whole["findings"].append(
+                {"index": whole["inputs"], "kind": "crash", "words": ended, "where": "", "input": None}
+            )
+    for number, finding in enumerate(whole["findings"]):
+        finding.setdefault("index", number)
+    return {**whole, "seconds": time.monotonic() - began}
 
 
 def _target(name: str, seed: int, first: int, inputs: int, until: float | None) -> dict[str, Any]:
@@ -161,8 +212,8 @@ def _work(name: str, seed: int, first: int, last: int, until: float | None, pipe
     from fuzz_targets import TARGETS
 
     warnings.simplefilter("ignore")
-    harness.warm()
     target = next(one for one in TARGETS if one.name == name)
+    harness.warm(target.heavy)
     tally = harness.Tally(name)
     with harness.workshop() as place:
         index, began = first, time.monotonic()

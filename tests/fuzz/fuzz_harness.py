@@ -9,6 +9,7 @@ a message of more than one line or with characters that act on a terminal.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -23,7 +24,7 @@ import threading
 import time
 import traceback
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,17 @@ class Place:
 
     def clear(self) -> None:
         """Empty both."""
-        for folder in (self.given, self.out):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-        os.chdir(self.out)
+        for folder in (f"{self.root}/given", f"{self.root}/out"):
+            try:
+                with os.scandir(folder) as entries:
+                    left = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+            except OSError:  # gone, or something else has its name
+                shutil.rmtree(folder, ignore_errors=True)
+                os.makedirs(folder)
+                continue
+            for path, is_folder in left:
+                shutil.rmtree(path, ignore_errors=True) if is_folder else os.unlink(path)
+        os.chdir(folder)
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,8 @@ class Target:
         Of a run's inputs, relative to the others.
     limited : bool
         Whether memory is limited; libraries that reserve address space by the terabyte cannot be.
+    heavy : bool
+        Whether it needs torch, which takes its time to import.
     """
 
     name: str
@@ -93,6 +103,7 @@ class Target:
     run: Callable[[Any, Place], Any]
     share: float = 1.0
     limited: bool = True
+    heavy: bool = False
 
 
 @dataclass
@@ -172,7 +183,11 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
 def _check(event: str, path: Any) -> None:
     if isinstance(path, int) or path is None:
         return
-    where = os.path.realpath(os.fsdecode(path))
+    name = os.fsdecode(path)
+    # What replaces or removes a link leaves alone what the link leads to.
+    where = os.path.realpath(name)
+    if event in ("os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "shutil.rmtree"):
+        where = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(name))), os.path.basename(name))
     if where != os.devnull and not any(where == one or where.startswith(one + os.sep) for one in _ALLOWED):
         _forbid(f"{event} {where}")
 
@@ -190,16 +205,24 @@ _OWN = (
 _watching = False
 
 
+@functools.lru_cache(16)
+def _places(root: str, *caches: str) -> tuple[tuple[str, ...], str]:
+    """What may be written, and what was given, as real paths."""
+    return tuple(map(os.path.realpath, (f"{root}/out", f"{root}/given", *caches))), os.path.realpath(f"{root}/given")
+
+
 @contextlib.contextmanager
-def guarded(allowed: Sequence[Path], given: Path) -> Iterator[list[str]]:
-    """Forbid changes outside ``allowed``, processes, connections, pickles and code that lies in ``given``."""
+def guarded(place: Place) -> Iterator[list[str]]:
+    """Forbid changes outside a place and its caches, processes, connections, pickles and code that was given."""
     global _watching
     if not _watching:
         sys.addaudithook(_watch)  # stays for the life of the process, and does nothing outside this block
         _watching = True
     _SEEN.clear()
-    _GIVEN[:] = [os.path.realpath(given)]
-    _ALLOWED[:] = [os.path.realpath(one) for one in allowed]
+    caches = [os.environ[name] for name in ("TMPDIR", "THEORY_LAB_CACHE", "MPLCONFIGDIR") if name in os.environ]
+    allowed, given = _places(str(place.root), *caches)
+    _GIVEN[:] = [given]
+    _ALLOWED[:] = allowed
     try:
         yield _SEEN
     finally:
@@ -219,7 +242,8 @@ def limited(seconds: float = MOST_SECONDS, wall: float = MOST_WALL) -> Iterator[
 
     before = [signal.signal(number, late) for number in (signal.SIGPROF, signal.SIGALRM)]
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, wall)
+    other, _ = signal.setitimer(signal.ITIMER_REAL, wall)
+    began = time.monotonic()
     try:
         yield
     finally:
@@ -227,6 +251,8 @@ def limited(seconds: float = MOST_SECONDS, wall: float = MOST_WALL) -> Iterator[
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in zip((signal.SIGPROF, signal.SIGALRM), before, strict=True):
             signal.signal(number, handler)
+        if other:  # somebody else's alarm goes on
+            signal.setitimer(signal.ITIMER_REAL, max(other - (time.monotonic() - began), 0.01))
 
 
 def status(name: str) -> int:
@@ -258,11 +284,7 @@ def run_one(target: Target, value: Any, place: Place, tally: Tally, index: int) 
     began = time.process_time()
     kind = words = where = ""
     message: str | None = None
-    caches = [
-        place.out,
-        *(Path(os.environ[n]) for n in ("TMPDIR", "THEORY_LAB_CACHE", "MPLCONFIGDIR") if n in os.environ),
-    ]
-    with guarded([*caches, place.given], place.given) as seen:
+    with guarded(place) as seen:
         try:
             with limited():
                 said = target.run(value, place)
@@ -301,6 +323,8 @@ def improper(message: str) -> str:
     """Why a message is not one plain line; nothing if it is."""
     if not message.strip():
         return "an empty message"
+    if message.isascii() and message.isprintable() and len(message) <= 2000:
+        return ""
     for character in message:
         if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
             return f"U+{ord(character):04X} in a message"
@@ -327,16 +351,16 @@ def seeded(target: str, seed: int, index: int) -> random.Random:
     return random.Random(int.from_bytes(digest, "little"))
 
 
-def warm() -> None:
+def warm(heavy: bool = True) -> None:
     """Import what takes its time, and starts processes and threads of its own while it is imported."""
     import importlib
 
-    for name in (
-        "numpy", "pandas", "pyarrow.parquet", "scipy.stats", "torch", "transformers", "theory_lab.cli", "theory_lab.models.lab",
-        "theory_lab.probes.plan", "theory_lab.probes", "jinja2", "lxml.html", "matplotlib.figure",
-    ):  # fmt: skip
+    light = ("numpy", "pandas", "pyarrow.parquet", "scipy.stats", "theory_lab.cli", "jinja2", "lxml.html")
+    models = ("torch", "transformers", "theory_lab.models.lab", "theory_lab.probes.plan", "matplotlib.figure")
+    for name in (*light, *(models if heavy else ())):
         importlib.import_module(name)
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer  # noqa: F401  # loaded when named
+    if heavy:
+        from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer  # noqa: F401  # lazy names
 
 
 @contextlib.contextmanager

@@ -36,7 +36,11 @@ def _stores() -> tuple[dict[str, bytes], ...]:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != ".lock"}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != ".lock"
+    }
 
 
 def _make_store(rng: random.Random) -> dict[str, Any]:
@@ -67,7 +71,9 @@ def _store(files: dict[str, Any], place: Place) -> None:
 
     put(files, place.out / "r")
     Store(place.out / "r", resume=True)
-    rows = theory_lab.check(["tda-4.3"], noise="gaussian", length=[2, 64], trials=64, out=place.out / "r", resume=True, workers=1)
+    rows = theory_lab.check(
+        ["tda-4.3"], noise="gaussian", length=[2, 64], trials=64, out=place.out / "r", resume=True, workers=1
+    )
     assert len(rows) == 2
     assert (rows.trials == 64).all()
 
@@ -140,7 +146,7 @@ def _picture(value: dict[str, Any], place: Place) -> None:
 
     rows = [dict(row) for row in _rows()[0]]
     for row, name in zip(rows, value["names"], strict=True):
-        row |= {"noise": visible(name) or "x", "note": name, "length": 64}
+        row |= {"noise": visible(name) or "x", "note": visible(name), "length": 64}
     path = place.out / f"picture{value['suffix']}"
     plot_check(pd.DataFrame(rows), str(path))
     if value["suffix"] == ".svg":
@@ -155,7 +161,7 @@ def _picture(value: dict[str, Any], place: Place) -> None:
 
 TARGETS = (
     Target("store", _make_store, _store, 0.4),
-    Target("store-results", _make_store, _results, 0.3),
-    Target("probe-folder", _make_probe, _probe, 1),
-    Target("pictures", _make_picture, _picture, 0.05),
+    Target("store-results", _make_store, _results, 0.3, heavy=True),
+    Target("probe-folder", _make_probe, _probe, 1, heavy=True),
+    Target("pictures", _make_picture, _picture, 0.05, heavy=True),
 )

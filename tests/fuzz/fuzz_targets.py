@@ -9,4 +9,10 @@ import fuzz_stores
 import fuzz_words
 from fuzz_harness import Target
 
-TARGETS: tuple[Target, ...] = (*fuzz_files.TARGETS, *fuzz_models.TARGETS, *fuzz_words.TARGETS, *fuzz_stores.TARGETS, *fuzz_explorer.TARGETS)
+TARGETS: tuple[Target, ...] = (
+    *fuzz_files.TARGETS,
+    *fuzz_models.TARGETS,
+    *fuzz_words.TARGETS,
+    *fuzz_stores.TARGETS,
+    *fuzz_explorer.TARGETS,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,8 @@ _KNOWN = (
 ZOO = Path(__file__).parent / "zoo"
 
 
-def _zoo() -> list[KnownModel]:
+@functools.cache
+def _zoo() -> tuple[KnownModel, ...]:
     """The models in :data:`ZOO`, by name."""
     found = []
     for folder in sorted(path.parent for path in ZOO.glob("*/model.safetensors")):
@@ -119,7 +121,7 @@ def _zoo() -> list[KnownModel]:
                 home=folder,
             )
         )
-    return found
+    return tuple(found)
 
 
 #: The model that a command takes when none is named.

@@ -329,6 +329,7 @@ def _write(
 
         with style.applied(experiment.options.get("font"), said.append):
             figure = DRAWINGS[experiment.draw].load()(frame, experiment)
+            style.tame(figure)
             # One layout serves every format: it is the slow part.
             figure.draw_without_rendering()
             figure.set_layout_engine("none")

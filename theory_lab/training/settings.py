@@ -123,6 +123,7 @@ class TrainSettings:
     out: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         for name in ("steps", "batch", "accumulation", "eval_batches", "log_every", "keep"):
             _whole(name, getattr(self, name), 1)
         _whole("eval_every", self.eval_every, 0)
@@ -160,6 +161,23 @@ class TrainSettings:
         for name, instead in _ELSEWHERE.items():
             if name in self.model:
                 raise InputError("model", name, f"{instead}; other fields of the configuration are allowed")
+
+    def _check_kinds(self) -> None:
+        """Settings may come from a file, which holds anything under any name."""
+        for name in ("attention", "size", "dtype", "device"):
+            if not isinstance(getattr(self, name), str):
+                raise InputError(name, getattr(self, name), "a name is allowed")
+        for name in ("corpus", "task", "start", "out"):
+            if not isinstance(getattr(self, name), (str, Path, type(None))):
+                raise InputError(name, getattr(self, name), "a text is allowed")
+        for name in ("model", "attention_parameters"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise InputError(name, getattr(self, name), "a table of names and values is allowed")
+        for name in ("graph", "compile", "tensorboard"):
+            if not isinstance(getattr(self, name), (bool, type(None))):
+                raise InputError(name, getattr(self, name), "true or false is allowed")
+        if not isinstance(self.betas, (tuple, list)):
+            raise InputError("betas", self.betas, "two numbers are allowed")
 
     @property
     def micro_batch(self) -> int:

@@ -188,6 +188,26 @@ def applied_large() -> Iterator[None]:
         yield
 
 
+def tame(figure: Any) -> None:
+    """Let texts from outside that only look like mathematics, such as a file's name with two dollars, stand as they are.
+
+    matplotlib would refuse to draw them, and with them the whole picture.
+    """
+    from matplotlib.mathtext import MathTextParser
+    from matplotlib.text import Text
+
+    parser: Any = MathTextParser("path")
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_ticklabels()  # these come into being when they are asked for
+    for text in figure.findobj(Text):
+        if "$" in text.get_text():
+            try:
+                parser.parse(text.get_text())
+            except (ValueError, RecursionError):
+                text.set_parse_math(False)
+
+
 def save(figure: Any, path: str | Path, about: Mapping[str, str]) -> None:
     """Write a picture whole, with its provenance inside and nothing that changes from run to run.
 
@@ -207,6 +227,7 @@ def save(figure: Any, path: str | Path, about: Mapping[str, str]) -> None:
     """
     from theory_lab import __version__
 
+    tame(figure)
     target = Path(path).absolute()
     maker = f"theory-lab {__version__}"
     title, description = about.get("title", ""), about.get("description", "")
