@@ -28,6 +28,23 @@ def either(a, b):
 
 
 @triton.jit
+def higher(a, b):
+    """The larger, or NaN: ``tl.max`` and ``tl.maximum`` pass NaN over."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def maxima(x, AXIS: tl.constexpr, UPCAST: tl.constexpr):
+    """Maxima along an axis, NaN where there is one."""
+    if UPCAST:
+        # The interpreter runs a custom reduction element by element, and warns of maxima of NaN alone.
+        number = x == x
+        found = tl.max(tl.where(number, x, float("-inf")), AXIS)
+        return tl.where(tl.min(number.to(tl.int32), AXIS) > 0, found, float("nan"))
+    return tl.reduce(x, AXIS, higher)
+
+
+@triton.jit
 def any_bits(x, UPCAST: tl.constexpr):
     """Bitwise OR over axis 1 of an int32 matrix."""
     if UPCAST:
@@ -89,13 +106,14 @@ def fast_log2(x, UPCAST: tl.constexpr):
 
 @triton.jit
 def rectified_power(x, POWER: tl.constexpr):
-    """x^POWER for x >= 0."""
+    """x^POWER for x >= 0, NaN for NaN."""
     if POWER == 1.0:
         return x
     elif POWER == 2.0:
         return x * x
     else:
-        return tl.where(x > 0.0, tl.exp2(POWER * tl.log2(tl.where(x > 0.0, x, 1.0))), 0.0)
+        # NaN stays NaN.
+        return tl.where(x <= 0.0, 0.0, tl.exp2(POWER * tl.log2(tl.where(x <= 0.0, 1.0, x))))
 
 
 @triton.jit

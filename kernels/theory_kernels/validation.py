@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from .geometry import MAX_HEAD_DIM
+from .geometry import FLOAT_DTYPES, MAX_HEAD_DIM
 
 # Looked up once: torch.compile cannot trace the search.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -41,6 +41,52 @@ def choose(implementation: str, q: torch.Tensor) -> str:
         if q.device.type != "cuda" and not interpreted:
             raise ValueError(f"implementation 'triton' needs CUDA tensors, got device {q.device}")
     return implementation
+
+
+def check_float(name: str, x: torch.Tensor, *, data: bool = False) -> None:
+    """TypeError or ValueError unless x is a dense tensor of a dtype that kernels take.
+
+    ``data``: a tensor on the meta device will not do, as the function reads values or has no shape-only form.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise ValueError(f"{name} must be a dense tensor, got layout {x.layout}")
+    if x.dtype not in FLOAT_DTYPES:
+        raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {x.dtype}")
+    if data and x.device.type == "meta":
+        raise ValueError(f"{name} must hold data, got a tensor on the meta device")
+
+
+def check_operands(
+    names: tuple[str, ...], tensors: tuple[torch.Tensor, ...], *, mixed: bool = False, data: bool = False
+) -> None:
+    """The same of each, and that all are (B, H, T, D) of one device and, unless ``mixed``, of one dtype."""
+    for name, x in zip(names, tensors, strict=True):
+        check_float(name, x, data=data)
+        if x.dim() != 4:
+            raise ValueError(f"{name} must have shape (batch, heads, length, head dim), got {tuple(x.shape)}")
+    first = tensors[0]
+    for name, x in zip(names, tensors, strict=True):
+        if x.device != first.device:
+            raise ValueError(f"{name} must be on {first.device} like {names[0]}, got {x.device}")
+        if x.dtype != first.dtype and not mixed:
+            raise TypeError(f"{name} must be {first.dtype} like {names[0]}, got {x.dtype}")
+
+
+def check_parameter(name: str, value: torch.Tensor, q: torch.Tensor) -> None:
+    """TypeError or ValueError unless a tensor of thresholds, exponents or the like can stand beside q."""
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must have a floating-point dtype, got {value.dtype}")
+    if value.layout != torch.strided:
+        raise ValueError(f"{name} must be a dense tensor, got layout {value.layout}")
+    if value.device.type == "meta" and q.device.type != "meta":
+        raise ValueError(f"{name} must hold data for a q on {q.device}, got a tensor on the meta device")
+
+
+def autocast_device(x: torch.Tensor) -> str:
+    """The device type whose autocast counts for x: there is none for tensors without data."""
+    return "cpu" if x.device.type == "meta" else x.device.type
 
 
 def check_heads(q_name: str, q: torch.Tensor, k_name: str, k: torch.Tensor) -> None:

@@ -235,6 +235,48 @@ def test_pruned_rows_without_a_survivor_are_zero(implementation: str, device: to
         assert not dq.any()
 
 
+# numpy, in Triton's interpreter, says where numbers end.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("implementation", ["reference", "chunked", "triton"])
+@pytest.mark.parametrize("prune", [None, "drop", "renormalize", "exact"])
+@pytest.mark.parametrize("what", ["key", "infinite key", "tau"])
+def test_what_is_no_number_is_not_hidden(
+    what: str, prune: str | None, implementation: str, device: torch.device, triton: str
+) -> None:
+    (q, k, v, tau), grad = inputs(Case(t=6, s=6, heads=1, groups=1), torch.device("cpu"))
+    if what == "tau":
+        tau[0, 0, 3] = float("nan")
+    else:
+        q[..., 0] = 1.0
+        k[0, 0, 3, 0] = float("nan" if what == "key" else "inf")
+    leaves = [x.to(device).requires_grad_() for x in (q, k, v)]
+    reading = "weight" if prune in ("drop", "exact") else "logit"
+    out = elastic_attention(
+        *leaves, tau=tau.to(device), reading=reading, prune=prune, implementation=implementation
+    )  # fmt: skip
+    bad = [i == 3 if what == "tau" else i >= 3 for i in range(6)]
+    assert out.detach().isnan().all(-1).flatten().tolist() == bad
+    assert out.detach().isfinite().all(-1).flatten().tolist() == [not x for x in bad]
+    dq, dk, dv = torch.autograd.grad(out, leaves, grad.to(device))
+    if not (what == "tau" and prune == "exact" and implementation == "reference"):
+        # There the reference's scores are not part of the output that is NaN.
+        assert bool(dq[0, 0][torch.tensor(bad)].isnan().all())
+        assert bool(dk[0, 0, 3].isnan().all())
+    assert bool(dv[0, 0, 3].isnan().all())
+
+
+@BOTH
+def test_far_below_the_threshold(implementation: str, device: torch.device, triton: str) -> None:
+    """Where all of a row is: the weights go on falling with the score, as log m does."""
+    case = Case(t=20, s=20, reading="weight", sharpness=30.0)
+    (q, k, v, tau), grad = inputs(case, device)
+    operands = [q, k, v, tau + 20.0]
+    exact, got = (run(case, operands, grad, *how)["out"] for how in (("reference", F64), (implementation, F32)))
+    # A score is rounded to 2^-21 of |q| |k| / sqrt(D), and weighed by 1 + the sharpness.
+    reach = float(q.norm(dim=-1).max() * k.norm(dim=-1).max()) / 4
+    assert float((got - exact).norm()) <= 2 * 2.0**-21 * (1 + 30) * (reach + 20) * float(exact.norm())
+
+
 @BOTH
 def test_a_low_threshold_is_softmax(implementation: str, device: torch.device, triton: str) -> None:
     """With m = 1 everywhere both readings and every pruning are plain attention."""

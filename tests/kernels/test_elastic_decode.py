@@ -9,9 +9,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from theory_kernels import elastic_decode, make_block_bounds, threshold_attention, update_block_bounds
+from theory_kernels import (
+    BlockBounds,
+    DecodeStatistics,
+    elastic_decode,
+    make_block_bounds,
+    threshold_attention,
+    update_block_bounds,
+)
 from theory_kernels.attention.reference import unit_rows
 from theory_kernels.decode.bounds import KINDS, default_block, upper
+from theory_kernels.decode.operator import elastic_decode_forward, update_bounds
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -422,6 +430,48 @@ def test_a_captured_graph_follows_a_growing_sequence(device: torch.device, trito
     assert torch.equal(out, elastic_decode(q, k, v, make_block_bounds(k, "minmax"), tau, lengths=lengths))
 
 
+# numpy, in Triton's interpreter, says where numbers end.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("implementation", ["reference", "chunked", "triton"])
+@pytest.mark.parametrize(
+    ("what", "kind", "weights"),
+    [("k", "minmax", "softmax"), ("k", "int8", "tra"), ("q", "ball", "softmax"), ("tau", "cap", "softmax"),
+     ("v", "norm", "softmax"), ("inf", "norm", "softmax")],
+)  # fmt: skip
+def test_what_is_no_number_is_not_hidden(
+    what: str, kind: str, weights: str, implementation: str, device: torch.device, triton: str
+) -> None:
+    """Head 0 reads it in a block that its bounds could have left out; its row is NaN, and that of head 1 is not."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((1, 2, n, 16), generator=g) for n in (1, 40, 40))
+    k[:, :, 16:32] *= 0.01
+    tau = torch.full((1, 2, 1), 0.2)
+    if what in ("k", "inf"):
+        q[..., 3] = 1.0
+        k[0, 0, 20, 3] = float("nan" if what == "k" else "inf")
+    elif what == "q":
+        q[0, 0, 0, 3] = float("nan")
+    elif what == "tau":
+        tau[0, 0] = float("nan")
+    else:
+        v[0, 0, :, 3] = float("nan")
+    q, k, v, tau = (x.to(device) for x in (q, k, v, tau))
+    making = "triton" if implementation == "triton" else "chunked"
+    bounds = make_block_bounds(k, kind, block=16, implementation=making)
+    power = 2.5 if weights == "tra" else 2.0
+    out, found = elastic_decode(
+        q, k, v, bounds, tau, weights=weights, power=power, return_statistics=True, implementation=implementation
+    )  # fmt: skip
+    assert bool(out[0, 1].isfinite().all())
+    if what == "v":
+        assert out[0, 0, 0].isnan().tolist() == [i == 3 for i in range(16)]
+        return
+    assert bool(out[0, 0].isnan().all())
+    if found.logsumexp is not None and what != "inf":
+        assert found.logsumexp[0].isnan().flatten().tolist() == [True, False]
+        assert found.maximum[0].isnan().flatten().tolist() == [True, False]
+
+
 @pytest.mark.parametrize("implementation", ["reference", "chunked", "triton"])
 @pytest.mark.parametrize("shape", [(0, 2, 1, 20), (1, 2, 0, 20), (1, 2, 1, 0)], ids=str)
 def test_nothing_to_do(shape: tuple, implementation: str, device: torch.device, triton: str) -> None:
@@ -447,6 +497,42 @@ def test_bounds_are_small(kind: str, dtype: torch.dtype, d: int, e: int) -> None
 def test_int8_keys_take_a_quarter_of_the_cache() -> None:
     k = torch.empty((1, 16, 524288, 128), dtype=BF16, device="meta")
     assert 0.25 < make_block_bounds(k, "int8", lengths=0).nbytes / (2 * k.numel() * k.element_size()) < 0.26
+
+
+def test_opcheck(device: torch.device) -> None:
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((1, 2, n, 16), generator=g).to(device) for n in (2, 40, 40))
+    bounds = make_block_bounds(k, "cap", block=16)
+    kept = [bounds.norm, bounds.vectors, bounds.scalars]
+    lengths = torch.tensor([37], dtype=torch.int32, device=device)
+    tau, lam = torch.full((1, 2, 2), 0.2, device=device), torch.full((2,), 0.4, device=device)
+    for second, softmax in (((None, None, []), True), ((q, k, kept), False)):
+        torch.library.opcheck(
+            elastic_decode_forward,
+            (q, k, kept, *second, v, tau, None if softmax else lam, lengths, None, "cap", 16, 0.25, softmax, 2.0,
+             not softmax, None, True, "chunked"),
+        )  # fmt: skip
+    one = torch.ones(1, dtype=torch.int32, device=device)
+    torch.library.opcheck(update_bounds, (*kept, k, None, lengths - 1, one, "cap", 16, 1, "chunked"))
+
+
+def test_compile(device: torch.device) -> None:
+    """One graph for a token: its block's bounds in place, and attention."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((1, 2, n, 16), generator=g).to(device) for n in (1, 40, 40))
+    lengths = torch.tensor([30], dtype=torch.int32, device=device)
+    tau = torch.full((2,), 0.2, device=device)
+
+    def step(bounds: BlockBounds) -> tuple[torch.Tensor, DecodeStatistics]:
+        update_block_bounds(bounds, k, lengths - 1, 1)
+        return elastic_decode(q, k, v, bounds, tau, lengths=lengths, return_statistics=True)
+
+    made = [make_block_bounds(k, "minmax", block=16, lengths=29) for _ in range(2)]
+    want = step(made[0])
+    got = torch.compile(step, fullgraph=True, backend="aot_eager")(made[1])
+    assert torch.equal(got[0], want[0])
+    for a, b in zip((*got[1], made[1].norm, made[1].vectors), (*want[1], made[0].norm, made[0].vectors), strict=True):
+        assert torch.equal(a, b)
 
 
 def _bad() -> list[tuple[str, dict, type]]:

@@ -376,6 +376,32 @@ def test_few_rows(case: Case, device: torch.device, triton: str, poisoned: None)
     _assert_few_rows(case, device)
 
 
+@pytest.mark.parametrize(("scale", "alpha", "turns"), [(0.02, 1.5, 1), (4.0, 1.2, 3), (0.02, 2.0, 3), (0.02, 1.2, 1)])
+def test_few_rows_by_several_programs(
+    scale: float, alpha: float, turns: int, device: torch.device, triton: str, poisoned: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Flat rows, where every tile counts, and others; solved in the turns there are, or finished by one program."""
+    from theory_kernels.entmax_attention import launch
+
+    for name, value in (("SPLIT_FROM", 1), ("ALONE", 1), ("TURNS", turns)):
+        monkeypatch.setattr(launch, name, value)
+    _assert_few_rows(
+        Case(t=2, s=50, heads=1, alpha=alpha, scale=scale, options={"lengths": [49], "query_offset": 47}), device
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [0.02, 2.0])
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
+@pytest.mark.parametrize("d", [64, 128])
+def test_few_rows_long(d: int, alpha: float, scale: float, device: torch.device, triton: str, poisoned: None) -> None:
+    _assert_few_rows(
+        Case(t=1, s=100_000, heads=8, groups=4, d=d, e=d, alpha=alpha, dtype=BF16, scale=scale,
+             options={"query_offset": 99_999}), device,
+    )  # fmt: skip
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
 @pytest.mark.parametrize("d", [64, 128, 256])

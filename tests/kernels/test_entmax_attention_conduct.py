@@ -110,10 +110,76 @@ def test_compile(device: torch.device) -> None:
     torch.testing.assert_close(grads[1], grads[0])
 
 
-@pytest.mark.parametrize("implementation", ["reference", "chunked"])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_scores_that_are_no_numbers_are_not_hidden(implementation: str, bad: float) -> None:
-    q, k, v = torch.randn(3, 1, 2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind()
-    k[:, :, 3] = bad
-    out = entmax_attention(q, k, v, implementation=implementation)
-    assert out.isfinite().all(-1)[0, 0].tolist() == [True] * 3 + [False] * 3
+# numpy, in Triton's interpreter, says where numbers end.
+quiet = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def _bad(what: str, device: torch.device, t: int = 6) -> tuple[list[torch.Tensor], dict, list[bool]]:
+    """q, k, v whose row 3 (or the rows that see key 3) have scores that are no numbers; which rows are sound."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((1, 2, 6, 16), generator=g) for _ in range(3))
+    options: dict = {}
+    if what == "temperature":
+        options["temperature"] = torch.ones(6)
+        options["temperature"][3] = math.inf
+        q = q.abs()
+        k = k.abs()
+    elif what == "query":
+        q[:, 0, 3, 2] = math.nan
+    else:
+        q[..., 0] = q[..., 0].abs()
+        k[:, 0, 3, 0] = math.nan if what == "key" else math.inf
+    sound = [i != 3 if what in ("query", "temperature") else i < 3 for i in range(6)]
+    options = {name: x[6 - t :].to(device) for name, x in options.items()}
+    return [q[:, :, 6 - t :].to(device), k.to(device), v.to(device)], options, sound[6 - t :]
+
+
+@quiet
+@pytest.mark.parametrize("implementation", ["reference", "chunked", "triton"])
+@pytest.mark.parametrize("what", ["key", "infinite key", "query", "temperature"])
+def test_scores_that_are_no_numbers_are_not_hidden(
+    what: str, implementation: str, device: torch.device, triton: str
+) -> None:
+    """Outputs of their rows are NaN, and so are the gradients of those rows and of what they see."""
+    operands, options, sound = _bad(what, device)
+    leaves = [x.requires_grad_() for x in operands]
+    alpha = {"infinite key": 2.0, "query": 1.3}.get(what, 1.5)
+    lists = {"list_from": 0} if what != "infinite key" else {}
+    out = entmax_attention(*leaves, alpha=alpha, implementation=implementation, **lists, **options)
+    dq, dk, dv = torch.autograd.grad(out.sum(), leaves)
+    assert out.detach().isnan().all(-1)[0, 0].tolist() == [not ok for ok in sound]
+    assert out.detach().isfinite().all(-1)[0, 0].tolist() == sound
+    # A key of NaN times a gradient of 0 may reach other rows too.
+    assert bool(dq[0, 0][~torch.tensor(sound)].isnan().all())
+    assert bool(dk[0, 0, 3 if what == "infinite key" else slice(4)].isnan().all())
+    assert bool(dv[0, 0, 3].isnan().all())
+    if what != "temperature":
+        assert all(bool(x.detach()[0, 1].isfinite().all()) for x in (out, dq, dk, dv))
+
+
+@quiet
+@pytest.mark.parametrize(("what", "split"), [("key", False), ("infinite key", True), ("temperature", True)])
+def test_nor_in_decoding(
+    what: str, split: bool, device: torch.device, triton: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from theory_kernels.entmax_attention import launch
+
+    if split:
+        monkeypatch.setattr(launch, "SPLIT_FROM", 1)
+        monkeypatch.setattr(launch, "ALONE", 0)
+    operands, options, sound = _bad(what, device, 4)
+    options["query_offset"] = 2
+    out = entmax_attention(*(x[:, :1] for x in operands), implementation="triton", **options)
+    assert out.isnan().all(-1)[0, 0].tolist() == [not ok for ok in sound]
+    assert out.isfinite().all(-1)[0, 0].tolist() == sound
+
+
+@quiet
+def test_a_huge_key_of_the_future_hides_nothing(device: torch.device, triton: str) -> None:
+    """Its norm overflows, and with a query of zeros the margin of the lists was no number: nothing was listed."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn((1, 1, 70, 16), generator=g).to(device) for _ in range(3))
+    q[:, :, 5], k[:, :, 60] = 0.0, 1e25
+    got, want = (entmax_attention(q, k, v, implementation=name, **options)[:, :, :60]
+                 for name, options in (("triton", {"list_from": 0}), ("reference", {})))  # fmt: skip
+    assert float((got - want).abs().max()) <= 1e-5

@@ -6,9 +6,17 @@ import pytest
 import torch
 from theory_kernels import (
     Noise,
+    attention_statistics,
     consensus_counts,
     differential_threshold_attention,
+    elastic_attention,
+    elastic_decode,
+    entmax,
+    entmax_attention,
     exceedance_counts,
+    make_block_bounds,
+    row_normalizers,
+    sparse_rows,
     survivor_counts,
     threshold_attention,
 )
@@ -101,3 +109,66 @@ def test_counts() -> None:
         survivor_counts(X, X, torch.ones(3))
     with pytest.raises(TypeError, match="q must be float32"):
         survivor_counts(X.long(), X.long(), 0.1)
+
+
+# With an operator behind them they give shapes where there is no data.
+REGISTERED = {
+    "threshold_attention": lambda x: threshold_attention(x, x, x, beta=0.3),
+    "differential_threshold_attention": lambda x: differential_threshold_attention(x, x, x, x, x, beta=0.3, lam=0.2),
+    "entmax_attention": lambda x: entmax_attention(x, x, x, theta=torch.ones(2)),
+    "elastic_attention": lambda x: elastic_attention(x, x, x, tau=0.2),
+    "entmax": lambda x: entmax(x, 1.3),
+    "elastic_decode": lambda x: elastic_decode(x, x, x, None, 0.1),
+    "make_block_bounds": lambda x: make_block_bounds(x, "norm", block=16).norm.expand(x.shape[:3]),
+}
+OTHERS = {
+    "survivor_counts": lambda x: survivor_counts(x, x, 0.1),
+    "consensus_counts": lambda x: consensus_counts(x, x, x, x, 0.1),
+    "attention_statistics": lambda x: attention_statistics(x, x),
+    "sparse_rows": lambda x: sparse_rows(x, x, weights="entmax"),
+    "row_normalizers": lambda x: row_normalizers(x, x),
+}
+
+
+@pytest.mark.parametrize("name", [*REGISTERED, *OTHERS])
+def test_what_no_function_takes(name: str) -> None:
+    call = (REGISTERED | OTHERS)[name]
+    with pytest.raises(ValueError, match=r"must be a dense tensor, got layout torch\.sparse_coo"):
+        call(X.to_sparse())
+    for dtype in (torch.int32, torch.complex64, torch.float8_e4m3fn):
+        with pytest.raises(TypeError, match=f"must be float32, float16, bfloat16 or float64, got {dtype}"):
+            call(X.to(dtype))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_functions_that_need_data_say_so(name: str) -> None:
+    with pytest.raises(ValueError, match="must hold data, got a tensor on the meta device"):
+        OTHERS[name](X.to("meta"))
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_shapes_without_data(name: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    made = REGISTERED[name](X.to("meta")) if name != "entmax_attention" else entmax_attention(*[X.to("meta")] * 3)
+    assert made.shape[:3] == X.shape[:3]
+    assert made.device.type == "meta"
+    if name != "entmax_attention":
+        with FakeTensorMode():
+            assert REGISTERED[name](torch.empty(X.shape)).shape == made.shape
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m: threshold_attention(X, X, X, beta=m), "beta must hold data for a q on cpu"),
+        (lambda m: entmax_attention(X, X, X, alpha=m), "alpha must hold data for a q on cpu"),
+        (lambda m: elastic_attention(X, X, X, tau=m), "tau must hold data for a q on cpu"),
+        (lambda m: elastic_decode(X, X, X, None, m), "tau must hold data for a q on cpu"),
+        (lambda m: entmax_attention(X, X.to("meta"), X), "k must be on cpu like q, got meta"),
+        (lambda m: elastic_decode(X.to("meta"), X, X, None, 0.1), "q must be on cpu like k_cache, got meta"),
+    ],
+)
+def test_operands_that_lie_apart(call, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call(torch.ones(2, device="meta"))

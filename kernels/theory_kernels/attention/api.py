@@ -6,8 +6,15 @@ from __future__ import annotations
 
 import torch
 
-from ..geometry import FLOAT_DTYPES, MAX_HEAD_DIM, build_geometry, constant
-from ..validation import check_heads, check_number, choose
+from ..geometry import MAX_HEAD_DIM, build_geometry, constant
+from ..validation import (
+    autocast_device,
+    check_heads,
+    check_number,
+    check_operands,
+    check_parameter,
+    choose,
+)
 from . import reference
 from .operator import threshold_forward
 from .plan import SCREEN_FROM_TRAINING
@@ -164,8 +171,8 @@ def _attention(
 ) -> torch.Tensor:  # fmt: skip
     operands = [x for view in views for x in view]
     _check_operands((*names, "v"), (*operands, v))
-    if torch.is_autocast_enabled(v.device.type):
-        dtype = torch.get_autocast_dtype(v.device.type)
+    if torch.is_autocast_enabled(autocast_device(v)):
+        dtype = torch.get_autocast_dtype(autocast_device(v))
         views = [(q.to(dtype), k.to(dtype)) for q, k in views]
         v = v.to(dtype)
     q, k = views[0]
@@ -185,7 +192,7 @@ def _attention(
     if screen_from is None and torch.is_grad_enabled() and any(x.requires_grad for x in trained):
         screen_from = SCREEN_FROM_TRAINING
     if chosen == "reference":
-        with torch.autocast(v.device.type, enabled=False):
+        with torch.autocast(autocast_device(v), enabled=False):
             return reference.forward(views, v, beta, lam, geometry, kappa, power, normalize, rms_eps)
     q2, k2 = views[1] if len(views) == 2 else (None, None)
     out, *_ = threshold_forward(
@@ -206,27 +213,18 @@ def _per_head(name: str, value: float | torch.Tensor, q: torch.Tensor) -> torch.
             return constant(float(value), heads, dtype, q.device)
         # Subclasses (fake tensors of a tracer, say) must not meet remembered plain ones.
         return torch.full((heads,), float(value), dtype=dtype, device=q.device)
-    if not value.is_floating_point():
-        raise TypeError(f"{name} must have a floating-point dtype, got {value.dtype}")
+    check_parameter(name, value, q)
     if value.numel() != 1 and value.shape != (heads,):
         raise ValueError(f"{name} must be a scalar or have shape ({heads},), got {tuple(value.shape)}")
     return value.to(device=q.device, dtype=dtype).reshape(-1).expand(heads).contiguous()
 
 
 def _check_operands(names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -> None:
-    for name, x in zip(names, tensors, strict=True):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-        if x.dtype not in FLOAT_DTYPES:
-            raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {x.dtype}")
-        if x.dim() != 4:
-            raise ValueError(f"{name} must have shape (batch, heads, length, head dim), got {tuple(x.shape)}")
+    first = tensors[0]
+    # Autocast brings the dtypes together.
+    mixed = isinstance(first, torch.Tensor) and torch.is_autocast_enabled(autocast_device(first))
+    check_operands(names, tensors, mixed=mixed)
     q, k, v = tensors[0], tensors[1], tensors[-1]
-    for name, x in zip(names, tensors, strict=True):
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on {q.device} like {names[0]}, got {x.device}")
-        if x.dtype != q.dtype and not torch.is_autocast_enabled(q.device.type):
-            raise TypeError(f"{name} must be {q.dtype} like {names[0]}, got {x.dtype}")
     check_heads(names[0], q, names[1], k)
     if v.shape[:3] != k.shape[:3]:
         raise ValueError(f"v must have shape {tuple(k.shape[:3])} + (E,) like {names[1]}, got {tuple(v.shape)}")

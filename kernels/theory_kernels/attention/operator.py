@@ -193,10 +193,10 @@ def _backward(ctx, grad, *_):
     )  # fmt: skip
 
 
-def _register(name: str, implementation: Callable, fake: Callable) -> Callable:
+def _register(name: str, implementation: Callable, fake: Callable, mutates: tuple[str, ...] = ()) -> Callable:
     """Define an operator; unlike the ``custom_op`` decorator this adds no Python layer to every call."""
     qualified = f"theory_kernels::{name}"
-    torch.library.define(qualified, torch.library.infer_schema(implementation, mutates_args=()))
+    torch.library.define(qualified, torch.library.infer_schema(implementation, mutates_args=mutates))
     torch.library.impl(qualified, "default", implementation)
     torch.library.register_fake(qualified, fake)
     return getattr(torch.ops.theory_kernels, name).default

@@ -22,14 +22,14 @@ def unit_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def rectify(x: torch.Tensor, power: float) -> torch.Tensor:
-    """max(x, 0) ** power, with derivative 0 at and below 0."""
+    """max(x, 0) ** power, with derivative 0 at and below 0; NaN stays NaN."""
     y = torch.relu(x)
     if power == 1.0:
         return y
     if power == 2.0:
         return y * y
-    alive = y > 0
-    return torch.where(alive, torch.where(alive, y, 1.0) ** power, 0.0)
+    dead = y <= 0
+    return torch.where(dead, 0.0, torch.where(dead, 1.0, y) ** power)
 
 
 def weights(

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import torch
 
-from ..geometry import FLOAT_DTYPES, build_geometry, split_packed
-from ..validation import check_heads, choose
+from ..geometry import build_geometry, split_packed
+from ..validation import check_heads, check_operands, choose
 from . import chunked, reference
 
 
@@ -118,18 +118,7 @@ def _counts(
     views, taus, names, tau_names, normalize, causal, query_offset, lengths, query_lengths, cu_seqlens, cu_seqlens_k,
     max_seqlen, implementation, screen_from,
 ) -> torch.Tensor:  # fmt: skip
-    operands = [x for view in views for x in view]
-    for name, x in zip(names, operands, strict=True):
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-        if x.dtype not in FLOAT_DTYPES:
-            raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {x.dtype}")
-        if x.dim() != 4:
-            raise ValueError(f"{name} must have shape (batch, heads, length, head dim), got {tuple(x.shape)}")
-        if x.dtype != operands[0].dtype:
-            raise TypeError(f"{name} must be {operands[0].dtype} like {names[0]}, got {x.dtype}")
-        if x.device != operands[0].device:
-            raise ValueError(f"{name} must be on {operands[0].device} like {names[0]}, got {x.device}")
+    check_operands(names, tuple(x for view in views for x in view), data=True)
     q, k = views[0]
     check_heads(names[0], q, names[1], k)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32

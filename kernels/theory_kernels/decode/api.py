@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from ..geometry import FLOAT_DTYPES, MAX_HEAD_DIM, tau_coefficients
-from ..validation import check_number, choose
-from . import chunked, reference
+from ..geometry import MAX_HEAD_DIM, tau_coefficients
+from ..validation import check_float, check_number, check_parameter, choose
 from .bounds import BlockBounds, check_bounds
-from .cache import Paging
+from .cache import INTEGERS, Paging
+from .operator import call, run, wanted
 from .problem import DecodeStatistics, Problem, View
 
 WEIGHTS = ("softmax", "tra", "tda")
@@ -161,12 +161,7 @@ def elastic_decode(
     )
     problem = problem._replace(tau=_tau(tau, problem) if beta is None else _from_beta(beta, kappa, problem))
     chosen = choose(implementation, q)
-    if chosen == "triton":
-        from . import launch
-
-        out, found = launch.forward(problem, return_statistics)
-    else:
-        out, found = (reference if chosen == "reference" else chunked).forward(problem)
+    out, found = (call if wanted(q) else run)(problem, return_statistics, chosen)
     return (out, found) if return_statistics and found is not None else out
 
 
@@ -179,8 +174,7 @@ def _tau(tau: float | torch.Tensor | None, problem: Problem) -> torch.Tensor:
         if isinstance(tau, bool) or not isinstance(tau, (int, float)) or math.isnan(tau):
             raise TypeError(f"tau must be a number or a tensor, got {tau!r}")
         return torch.full((1, 1, 1), float(tau), dtype=dtype, device=q.device).expand(shape)
-    if not tau.is_floating_point():
-        raise TypeError(f"tau must have a floating-point dtype, got {tau.dtype}")
+    check_parameter("tau", tau, q)
     tau = tau.to(device=q.device, dtype=dtype)
     if tau.numel() == 1:
         return tau.reshape(1, 1, 1).expand(shape)
@@ -205,20 +199,19 @@ def _per_head(name: str, value: float | torch.Tensor, q: torch.Tensor) -> torch.
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise TypeError(f"{name} must be a finite number or a tensor, got {value!r}")
         return torch.full((heads,), float(value), dtype=dtype, device=q.device)
-    if not value.is_floating_point():
-        raise TypeError(f"{name} must have a floating-point dtype, got {value.dtype}")
+    check_parameter(name, value, q)
     if value.numel() != 1 and value.shape != (heads,):
         raise ValueError(f"{name} must be a scalar or have shape ({heads},), got {tuple(value.shape)}")
     return value.to(device=q.device, dtype=dtype).reshape(-1).expand(heads).contiguous()
 
 
 def _lengths(lengths: torch.Tensor, paging: Paging) -> torch.Tensor:
-    if not isinstance(lengths, torch.Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
+    if not isinstance(lengths, torch.Tensor) or lengths.dtype not in INTEGERS:
         got = lengths.dtype if isinstance(lengths, torch.Tensor) else type(lengths).__name__
         raise TypeError(f"lengths must be an integer tensor, got {got}")
     if lengths.shape != (paging.batch,):
         raise ValueError(f"lengths must have shape ({paging.batch},), got {tuple(lengths.shape)}")
-    if lengths.device.type == "cpu" and lengths.numel():
+    if lengths.device.type == "cpu" and lengths.numel() and not torch.compiler.is_compiling():
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > paging.capacity:
             raise ValueError(f"lengths must lie in 0..{paging.capacity}, got values from {low} to {high}")
@@ -226,8 +219,7 @@ def _lengths(lengths: torch.Tensor, paging: Paging) -> torch.Tensor:
 
 
 def _check_query(name: str, q: torch.Tensor, k_name: str, k: torch.Tensor, paging: Paging) -> None:
-    if not isinstance(q, torch.Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(q).__name__}")
+    check_float(name, q)
     if q.dtype != k.dtype:
         raise TypeError(f"{name} must be {k.dtype} like {k_name}, got {q.dtype}")
     if q.device != k.device:
@@ -242,9 +234,8 @@ def _check_query(name: str, q: torch.Tensor, k_name: str, k: torch.Tensor, pagin
 
 
 def _check_values(v: torch.Tensor, k: torch.Tensor) -> None:
-    if not isinstance(v, torch.Tensor):
-        raise TypeError(f"v_cache must be a tensor, got {type(v).__name__}")
-    if v.dtype not in FLOAT_DTYPES or v.dtype != k.dtype:
+    check_float("v_cache", v)
+    if v.dtype != k.dtype:
         raise TypeError(f"v_cache must be {k.dtype} like k_cache, got {v.dtype}")
     if v.device != k.device:
         raise ValueError(f"v_cache must be on {k.device} like k_cache, got {v.device}")

@@ -217,16 +217,38 @@ def update_block_bounds(
         touched = min(-(-max(most - 1, 0) // bounds.block) + 1, bounds.norm.shape[2])
     if not touched or not bounds.norm.numel():
         return bounds
-    if choose(implementation, k_cache) == "triton":
+    chosen = choose(implementation, k_cache)
+    from .operator import update_bounds, wanted
+
+    if wanted(k_cache):
+        update_bounds(
+            bounds.norm, bounds.vectors, bounds.scalars, k_cache, paging.table, first, count, bounds.kind,
+            bounds.block, touched, chosen,
+        )  # fmt: skip
+    else:
+        refresh(bounds, k_cache, paging, first, count, touched, chosen)
+    return bounds
+
+
+def refresh(
+    bounds: BlockBounds,
+    k_cache: torch.Tensor,
+    paging: Paging,
+    start: torch.Tensor,
+    length: torch.Tensor,
+    touched: int,
+    implementation: str,
+) -> None:
+    """Compute ``touched`` blocks of every head anew, from the one that ``start`` (B,) lies in on."""
+    if implementation == "triton":
         from .launch import update
 
-        update(bounds, k_cache, paging, first, count, touched)
-        return bounds
+        update(bounds, k_cache, paging, start, length, touched)
+        return
     # A pass over a long cache reads a stretch at a time.
     step = max(1, _KEYS // bounds.block)
     for begin in range(0, touched, step):
-        _update(bounds, k_cache, paging, first, count, torch.arange(begin, min(begin + step, touched)))
-    return bounds
+        _update(bounds, k_cache, paging, start, length, torch.arange(begin, min(begin + step, touched)))
 
 
 def _update(
@@ -375,6 +397,8 @@ def _positions(name: str, value: int | torch.Tensor, paging: Paging) -> torch.Te
 
 def _known(start: int | torch.Tensor, length: int | torch.Tensor) -> list[tuple[int, int]]:
     """First key and one past the last, of what can be read without waiting for a device."""
+    if torch.compiler.is_compiling():
+        return []
     values = [x.tolist() if isinstance(x, torch.Tensor) and x.device.type == "cpu" else x for x in (start, length)]
     if any(isinstance(x, torch.Tensor) for x in values):
         return []

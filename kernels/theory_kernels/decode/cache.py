@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from ..geometry import FLOAT_DTYPES, MAX_HEAD_DIM
+from ..geometry import MAX_HEAD_DIM
+from ..validation import check_float
+
+INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 
 
 class Paging(NamedTuple):
@@ -37,10 +40,7 @@ class Paging(NamedTuple):
     @classmethod
     def of(cls, k_cache: torch.Tensor, page_table: torch.Tensor | None) -> Paging:
         """Check a cache of keys and its table; TypeError or ValueError on a mismatch."""
-        if not isinstance(k_cache, torch.Tensor):
-            raise TypeError(f"k_cache must be a tensor, got {type(k_cache).__name__}")
-        if k_cache.dtype not in FLOAT_DTYPES:
-            raise TypeError(f"k_cache must be float32, float16, bfloat16 or float64, got {k_cache.dtype}")
+        check_float("k_cache", k_cache)
         if k_cache.dim() != 4 or not 1 <= k_cache.shape[-1] <= MAX_HEAD_DIM or not k_cache.shape[1]:
             raise ValueError(
                 f"k_cache must have shape (batch or pages, heads, keys, head dim of 1 to {MAX_HEAD_DIM}), got "
@@ -48,12 +48,13 @@ class Paging(NamedTuple):
             )
         if page_table is None:
             return cls(None, k_cache.shape[2], k_cache.shape[0], k_cache.shape[2], k_cache.device)
-        if not isinstance(page_table, torch.Tensor) or page_table.is_floating_point() or page_table.dim() != 2:
+        fits = isinstance(page_table, torch.Tensor) and page_table.dtype in INTEGERS and page_table.dim() == 2
+        if not fits or page_table.layout != torch.strided:
             got = tuple(page_table.shape) if isinstance(page_table, torch.Tensor) else type(page_table).__name__
             raise ValueError(f"page_table must be an integer tensor (batch, pages a sequence), got {got}")
         if page_table.device != k_cache.device:
             raise ValueError(f"page_table must be on {k_cache.device} like the cache, got {page_table.device}")
-        if page_table.device.type == "cpu" and page_table.numel():
+        if page_table.device.type == "cpu" and page_table.numel() and not torch.compiler.is_compiling():
             low, high = int(page_table.min()), int(page_table.max())
             if low < 0 or high >= k_cache.shape[0]:
                 raise ValueError(f"page_table must name pages 0..{k_cache.shape[0] - 1}, got {low} to {high}")

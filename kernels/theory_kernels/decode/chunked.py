@@ -94,8 +94,8 @@ def _attend(
         seen = at <= last[:, None]
         s = q[0] @ rows(problem.views[0].k, at).T * problem.scale
         if problem.softmax:
-            alive = seen & (s >= tau[:, None])
-            s = torch.where(alive, s, -torch.inf)
+            alive = seen & ~(s < tau[:, None])
+            s = torch.where(alive, torch.where(tau.isnan()[:, None], torch.nan, s), -torch.inf)
             top = torch.maximum(peak, s.amax(-1))
             base = torch.where(top == -torch.inf, 0.0, top)
             w = torch.exp(s - base[:, None])
@@ -115,6 +115,6 @@ def _attend(
         narrow = dtype if problem.softmax or dtype != torch.float16 else wide
         acc = acc + w.to(narrow).to(wide) @ rows(problem.v, at)
     if problem.softmax:
-        safe = torch.where(mass > 0, mass, 1.0)
+        safe = torch.where(mass == 0, 1.0, mass)
         return acc / safe[:, None], survivors, peak, peak + safe.log()
     return acc, survivors, peak, peak

@@ -182,9 +182,9 @@ def forward(problem: Problem, counted: bool) -> tuple[torch.Tensor, DecodeStatis
     )  # fmt: skip
     eps = problem.rms_eps
     combine_kernel[(units * per,)](
-        sums, peak, mass, alive, totals, out, *((alive,) * 3 if stats is None else (stats[1], stats[2], stats[0])),
-        units, g, h, t, rows, row_blocks, programs, 0.0 if eps is None else eps, BM=chosen.rows, SPAN=SPAN,
-        RMS=eps is not None, UPCAST=INTERPRETED, **shared, **early, num_warps=4,
+        sums, peak, mass, alive, totals, tau, out, *((alive,) * 3 if stats is None else (stats[1], stats[2], stats[0])),
+        units, g, h, t, rows, row_blocks, programs, *tau.stride(), 0.0 if eps is None else eps, BM=chosen.rows,
+        SPAN=SPAN, RMS=eps is not None, UPCAST=INTERPRETED, **shared, **early, num_warps=4,
     )  # fmt: skip
     if stats is None:
         return out, None

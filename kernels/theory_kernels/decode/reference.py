@@ -34,13 +34,15 @@ def forward(problem: Problem) -> tuple[torch.Tensor, DecodeStatistics]:
     v = torch.where(there, v, 0.0).repeat_interleave(group, 1)
     peak = total = None
     if problem.softmax:
-        alive = seen & (score >= tau)
-        score = torch.where(alive, score, -torch.inf)
+        # Not `>=`: what is no number is kept, and makes its row NaN.
+        alive = seen & ~(score < tau)
+        score = torch.where(alive, torch.where(tau.isnan(), torch.nan, score), -torch.inf)
         peak = score.amax(-1) if score.shape[-1] else torch.full_like(problem.tau, -torch.inf)
         weight = torch.exp(score - torch.where(peak == -torch.inf, 0.0, peak)[..., None])
         mass = weight.sum(-1, keepdim=True)
-        weight = weight / torch.where(mass > 0, mass, 1.0)
-        total = peak + torch.log(torch.where(mass > 0, mass, 1.0))[..., 0]
+        mass = torch.where(mass == 0, 1.0, mass)
+        weight = weight / mass
+        total = peak + torch.log(mass)[..., 0]
     else:
         weight = rectify(torch.where(seen, score - tau, 0.0), problem.power)
         alive = weight > 0

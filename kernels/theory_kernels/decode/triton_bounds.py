@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import narrow
+from ..primitives import maxima, narrow
 from .triton_cache import SIZES, cache_rows
 
 
@@ -42,7 +42,8 @@ def bounds_kernel(
     k = cache_rows(at, table, first, rows, stop, inside, kb, ks, PAGE_SIZE, cols, D, DP, PLACE, False).to(tl.float32)
     norm = tl.where(inside, _norms(k), 0.0)
     place = bg.to(tl.int64) * NB + block
-    tl.store(NORM + place, tl.max(norm, 0))
+    # NaN where a key is: such a block is always read.
+    tl.store(NORM + place, maxima(norm, 0, UPCAST))
     dtype = VECTORS.dtype.element_ty
     if KIND == 2:
         out = VECTORS + place * 2 * D + cols

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import dot, narrow, rectified_power
+from ..primitives import dot, higher, narrow, rectified_power
 from .triton_cache import SIZES, cache_rows, query_rows, row_thresholds, unit_of, wait_for_predecessor
 
 
@@ -119,7 +119,8 @@ def attend_kernel(
                            PLACE, PREC, UPCAST)  # fmt: skip
                 seen = keys[None, :] <= last[:, None]
                 if SOFTMAX:
-                    alive = seen & (s >= tau[:, None])
+                    # Not `>=`: what is no number is kept, and makes its row NaN.
+                    alive = seen & ((s < tau[:, None]) == 0)
                     s = tl.where(alive, s, float("-inf"))
                     top = tl.maximum(peak, tl.max(s, 1))
                     # Nothing alive so far: any finite reference keeps exp2 away from inf - inf.
@@ -131,13 +132,13 @@ def attend_kernel(
                     peak = top
                 else:
                     # Masked before the rectifier: with a negative threshold a masked score would survive.
-                    x = tl.maximum(tl.where(seen, s - tau[:, None], 0.0), 0.0)
+                    x = higher(tl.where(seen, s - tau[:, None], 0.0), 0.0)
                     w = rectified_power(x, POWER)
                     alive = x > 0.0
                     if VIEWS == 2:
                         s = _score(q2, k2_at, table, begin, keys, length, kb2, ks2, PAGE_SIZE, cols, SCALE, D, DP, BM,
                                    BN, PLACE, PREC, UPCAST)  # fmt: skip
-                        y = tl.maximum(tl.where(seen, s - tau[:, None], 0.0), 0.0)
+                        y = higher(tl.where(seen, s - tau[:, None], 0.0), 0.0)
                         w -= lam * rectified_power(y, POWER)
                         alive = alive | (y > 0.0)
                 if COUNTED:
@@ -161,7 +162,8 @@ def attend_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def combine_kernel(
-    PARTS, PEAK, MASS, ALIVE, TOTALS, OUT, TOP, LSE, SURVIVORS, UNITS, G, H, T, ROWS, ROW_BLOCKS, PROGRAMS, EPS,
+    PARTS, PEAK, MASS, ALIVE, TOTALS, TAU, OUT, TOP, LSE, SURVIVORS, UNITS, G, H, T, ROWS, ROW_BLOCKS, PROGRAMS,
+    tau_b, tau_h, tau_t, EPS,
     E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, UB: tl.constexpr, SPAN: tl.constexpr,
     SOFTMAX: tl.constexpr, RMS: tl.constexpr, COUNTED: tl.constexpr, EARLY: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -212,13 +214,19 @@ def combine_kernel(
         acc += tl.sum(part, 0)
     # Row of the output (B, H, T, E).
     bg = unit // ROW_BLOCKS
-    out = ((bg // G) * H + (bg % G) * (H // G) + row // T).to(tl.int64) * T + row % T
+    b, head, token = bg // G, (bg % G) * (H // G) + row // T, row % T
+    out = (b * H + head).to(tl.int64) * T + token
     if SOFTMAX:
         weight = tl.sum(mass, 0)
-        acc = acc / tl.where(weight > 0.0, weight, 1.0)
+        # No score was below a threshold that is no number.
+        tau = tl.load(TAU + b.to(tl.int64) * tau_b + head.to(tl.int64) * tau_h + token.to(tl.int64) * tau_t)
+        weight = tl.where((tau == tau) | (weight == 0.0), weight, float("nan"))
+        some = weight != 0.0
+        acc = acc / tl.where(some, weight, 1.0)
         if COUNTED:
-            tl.store(TOP + out, top)
-            tl.store(LSE + out, tl.where(weight > 0.0, base + tl.log(tl.where(weight > 0.0, weight, 1.0)), top))
+            lse = tl.where(some, base + tl.log(tl.where(some, weight, 1.0)), top)
+            tl.store(TOP + out, tl.where((weight == weight) | (top == float("inf")), top, float("nan")))
+            tl.store(LSE + out, lse)
     if RMS:
         acc = acc * tl.rsqrt(tl.sum(acc * acc, 0) / E + EPS)
     if COUNTED:

@@ -6,7 +6,7 @@ import torch
 
 from ..attention.api import _check_operands, _per_head
 from ..geometry import build_geometry
-from ..validation import check_number, choose
+from ..validation import autocast_device, check_number, check_parameter, choose
 from . import reference
 from .operator import elastic_forward
 
@@ -80,8 +80,8 @@ def elastic_attention(
         For shapes, devices, or values out of range.
     """
     _check_operands(("q", "k", "v"), (q, k, v))
-    if torch.is_autocast_enabled(v.device.type):
-        dtype = torch.get_autocast_dtype(v.device.type)
+    if torch.is_autocast_enabled(autocast_device(v)):
+        dtype = torch.get_autocast_dtype(autocast_device(v))
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if reading not in READINGS:
         raise ValueError(f"reading must be one of {', '.join(READINGS)}, got {reading!r}")
@@ -96,7 +96,7 @@ def elastic_attention(
         cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, max_seqlen=max_seqlen,
     )  # fmt: skip
     chosen = choose(implementation, q)
-    with torch.autocast(v.device.type, enabled=False):
+    with torch.autocast(autocast_device(v), enabled=False):
         rows = _thresholds(tau, predictor, q)
         if chosen == "reference":
             return reference.forward(q, k, v, rows, slope, geometry, scale, reading, prune)
@@ -127,8 +127,7 @@ def _thresholds(
         if isinstance(tau, bool) or not isinstance(tau, (int, float)):
             raise TypeError(f"tau must be a number or a tensor, got {type(tau).__name__}")
         tau = torch.tensor(check_number("tau", tau, -float("inf"), False), dtype=wide, device=q.device)
-    if not tau.is_floating_point():
-        raise TypeError(f"tau must have a floating-point dtype, got {tau.dtype}")
+    check_parameter("tau", tau, q)
     try:
         return tau.to(q.device, wide).expand(q.shape[:3]).contiguous()
     except RuntimeError:

@@ -36,7 +36,7 @@ def effective(
     """y and its derivatives to s, tau and the sharpness."""
     if exact:
         zero = torch.zeros_like(s)
-        return s, torch.ones_like(s), zero, zero
+        return torch.where(tau.isnan(), torch.nan, s), torch.ones_like(s), zero, zero
     x = sharpness * (s - tau)
     m, rest = torch.sigmoid(x), torch.sigmoid(-x)
     if reading == "logit":
@@ -73,7 +73,7 @@ def _blocks(
         level, slope = tau[:, :, rows, None], sharpness[:, None, None]
         seen = visible_mask(geometry, first, stop, s, q.device)[:, None].expand_as(score)
         y, *slopes = effective(score, level, slope, reading, prune == "exact")
-        kept = seen & (score >= level) if prune else seen
+        kept = seen & ~(score < level) if prune else seen
         yield _Block(
             rows, part, y, (slopes[0], slopes[1], slopes[2]), kept if prune in ("exact", "renormalize") else seen, kept
         )

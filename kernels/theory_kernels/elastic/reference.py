@@ -24,11 +24,12 @@ def weights(
     """Weights of scores (..., T, S); tau (..., T, 1), sharpness broadcastable, ``seen`` bool like the scores."""
     x = sharpness * (s - tau)
     y = torch.sigmoid(x) * s if reading == "logit" else s + logsigmoid(x)
-    kept = seen & (s >= tau)
+    # Not `>=`: what is no number is kept, and makes its row NaN.
+    kept = seen & ~(s < tau)
     if prune is None:
         return softmax(y, seen)
     if prune == "exact":
-        return softmax(s, kept)
+        return softmax(torch.where(tau.isnan(), torch.nan, s), kept)
     if prune == "renormalize":
         return softmax(y, kept)
     return torch.where(kept, softmax(y, seen), 0.0)

@@ -26,8 +26,15 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def suppressed(s, tau, slope):
-    """1 + exp(-slope (s - tau)), kept finite: the reciprocal of the mask m."""
-    return 1.0 + tl.exp2(tl.minimum((slope * LOG2E) * (tau - s), 126.0))
+    """x = -slope (s - tau) log2 e, and 1 + 2^x, kept finite: the reciprocal of the mask m."""
+    x = (slope * LOG2E) * (tau - s)
+    return x, 1.0 + tl.exp2(tl.minimum(x, 126.0))
+
+
+@triton.jit
+def log_mask(x, inverse, UPCAST: tl.constexpr):
+    """-log2 m of what :func:`suppressed` gives: far below the threshold x itself, where ``inverse`` has been cut."""
+    return tl.maximum(fast_log2(inverse, UPCAST), x)
 
 
 @triton.jit
@@ -35,8 +42,8 @@ def effective(s, tau, slope, WEIGHT: tl.constexpr, PRUNE: tl.constexpr, UPCAST: 
     """The effective score times log2 e."""
     if PRUNE == EXACT:
         return s * LOG2E
-    inverse = suppressed(s, tau, slope)
-    return s * LOG2E - fast_log2(inverse, UPCAST) if WEIGHT else (s * LOG2E) / inverse
+    x, inverse = suppressed(s, tau, slope)
+    return s * LOG2E - log_mask(x, inverse, UPCAST) if WEIGHT else (s * LOG2E) / inverse
 
 
 @triton.jit
@@ -57,7 +64,8 @@ def _forward_tile(
     v = load_rows(V, start, k_len, vcols, E, E, EP, BN, MASKED)
     s = scale * dot(q, tl.trans(k), tl.zeros([BM, BN], tl.float32), PREC, UPCAST)
     y = effective(s, tau[:, None], slope, WEIGHT, PRUNE, UPCAST)
-    above = s >= tau[:, None]
+    # Not `>=`: what is no number is kept, and makes its row NaN.
+    above = (s < tau[:, None]) == 0
     if MASKED:
         y = tl.where(_visible(start + tl.arange(0, BN), k_len, pos, CAUSAL), y, float("-inf"))
     if PRUNE >= RENORMALIZE:
@@ -99,7 +107,12 @@ def elastic_forward(
     slope = tl.load(SLOPE + h)
     acc = tl.zeros([BM, EP], tl.float32)
     top = tl.zeros([BM], tl.float32) + float("-inf")
-    total = tl.zeros([BM], tl.float32)
+    # A threshold or sharpness that is no number makes its rows NaN, if they see a key.
+    last = k_len - 1 + rows * 0
+    if CAUSAL:
+        last = tl.minimum(last, pos)
+    known = tl.where(slope == slope, tau, slope)
+    total = tl.where((known == known) | (last < 0), 0.0, float("nan"))
     hi = k_len
     full = k_len // BN
     if CAUSAL:
@@ -115,7 +128,7 @@ def elastic_forward(
             acc, top, total, q, K + at * D, V + at * E, j * BN, k_len, pos, cols, vcols, tau, slope, scale, D, DP, E,
             EP, BM, BN, WEIGHT, PRUNE, CAUSAL, True, PREC, UPCAST,
         )  # fmt: skip
-    some = total > 0.0
+    some = total != 0.0
     safe = tl.where(some, total, 1.0)
     out = acc / safe[:, None]
     inside = (rows < q_len)[:, None] & (vcols < E)[None, :]
@@ -138,17 +151,17 @@ def _score_gradient(
         y = s * LOG2E
         bend, by_s = tl.zeros_like(s), 1.0
     else:
-        inverse = suppressed(s, tau, slope)
+        x, inverse = suppressed(s, tau, slope)
         m = 1.0 / inverse
         if WEIGHT:
-            y = s * LOG2E - fast_log2(inverse, UPCAST)
+            y = s * LOG2E - log_mask(x, inverse, UPCAST)
             bend = 1.0 - m
             by_s = 1.0 + slope * bend
         else:
             y = (s * LOG2E) * m
             bend = s * m * (1.0 - m)
             by_s = m + slope * bend
-    above = s >= tau
+    above = (s < tau) == 0
     if PRUNE >= RENORMALIZE:
         y = tl.where(above, y, float("-inf"))
     if MASKED:

@@ -8,7 +8,7 @@ import torch
 
 from ..attention.api import _check_operands, _per_head
 from ..geometry import build_geometry, constant
-from ..validation import check_number, choose
+from ..validation import autocast_device, check_number, check_parameter, choose
 from . import reference
 from .operator import entmax_forward
 
@@ -83,8 +83,8 @@ def entmax_attention(
         For shapes, devices, or values out of range.
     """
     _check_operands(("q", "k", "v"), (q, k, v))
-    if torch.is_autocast_enabled(v.device.type):
-        dtype = torch.get_autocast_dtype(v.device.type)
+    if torch.is_autocast_enabled(autocast_device(v)):
+        dtype = torch.get_autocast_dtype(autocast_device(v))
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if scale is None:
         scale = q.shape[-1] ** -0.5
@@ -102,7 +102,7 @@ def entmax_attention(
     )  # fmt: skip
     chosen = choose(implementation, q)
     if chosen == "reference":
-        with torch.autocast(v.device.type, enabled=False):
+        with torch.autocast(autocast_device(v), enabled=False):
             return reference.forward(q, k, v, factor, eps, geometry)
     trained = torch.is_grad_enabled()
     keep = trained and any(x.requires_grad for x in (q, k, v, factor, eps))
@@ -163,8 +163,7 @@ def _factor(
         return torch.full((1, 1, 1), scale, dtype=dtype, device=q.device)
     if not isinstance(temperature, torch.Tensor):
         raise TypeError(f"temperature must be a tensor, got {type(temperature).__name__}")
-    if not temperature.is_floating_point():
-        raise TypeError(f"temperature must have a floating-point dtype, got {temperature.dtype}")
+    check_parameter("temperature", temperature, q)
     try:
         fits = torch.broadcast_shapes(temperature.shape, q.shape[:3]) == q.shape[:3]
     except RuntimeError:

@@ -131,8 +131,10 @@ def query_kernel(
         every, late = sees(first // B * B, B, off, q_len, k_len, CAUSAL)
         at = nh.to(tl.int64) * NL + first // B
         items, begin, even, end = list_of(ITEMS, COUNTS, IDENTITY, at, capacity, 0, even, some, late - every, BN)
-    dq = tl.zeros([BM, DP], tl.float32)
-    dfactor, dalpha = tl.zeros([BM, 8], tl.float32), tl.zeros([BM, 8], tl.float32)
+    # NaN from the start where a row is NaN: it need not meet a key here.
+    zero = tl.where(state == state, 0.0, float("nan"))[:, None]
+    dq = tl.zeros([BM, DP], tl.float32) + zero
+    dfactor, dalpha = tl.zeros([BM, 8], tl.float32) + zero, tl.zeros([BM, 8], tl.float32) + zero
     for start in range(begin, even, BN):
         dq, dfactor, dalpha = _query_tile(
             dq, dfactor, dalpha, q, do, k_at, v_at, items, start, k_len, cols, vcols, kt, vt, anchor, factor, shift,

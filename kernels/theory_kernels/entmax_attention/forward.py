@@ -113,12 +113,11 @@ def forward_kernel(
     row = (b * H + h).to(tl.int64) * T + q0
     q = load_rows(q_at, first, q_len, cols, qt, D, DP, BM, True)
     eps = tl.load(EPS + h)
-    given = tl.load(FACTOR + b * fb + h * fh + (q0 + rows) * ft, mask=exists, other=0.0)
-    factor = given * eps
+    factor = tl.load(FACTOR + b * fb + h * fh + (q0 + rows) * ft, mask=exists, other=0.0) * eps
     anchor = tl.load(ROWS + row + rows, mask=exists, other=0.0)
     state = tl.load(ROWS + plane + row + rows, mask=exists, other=1.0)
     before = tl.load(ROWS + 2 * plane + row + rows, mask=exists, other=float("inf"))
-    alive = before < float("inf")
+    alive = (state == state) & (before < float("inf"))
     every, some = sees(first, BM, off, q_len, k_len, CAUSAL)
     items, begin, even, end = ITEMS, 0, every // BN * BN, some
     if LISTED:
@@ -166,19 +165,20 @@ def forward_kernel(
             )  # fmt: skip
         off_by = tl.where(alive, tl.abs(tl.sum(total, 1) - 1.0), 0.0)
         tries = tl.where(tl.max(off_by, 0) > 2e-6, tries + 1, TRIES)
-    # A negative temperature would turn the largest score into the smallest.
-    acc = tl.where((given >= 0.0)[:, None], acc, float("nan"))
+    old = tl.load(ROWS + plane + row + rows, mask=exists, other=1.0)
+    sound = old == old
+    acc = tl.where(sound[:, None], acc, float("nan"))
+    state = tl.where(sound, state, float("nan"))
     inside = exists[:, None] & (vcols < E)[None, :]
     at = (row + rows)[:, None] * E + vcols[None, :]
     tl.store(OUT + at, narrow(acc, OUT.dtype.element_ty, UPCAST), mask=inside)
     if KEEP:
         slope = tl.sum(slopes, 1)
-        tilted = tilted / tl.where(slope > 0.0, slope, 1.0)[:, None]
+        tilted = tl.where(sound[:, None], tilted / tl.where(slope > 0.0, slope, 1.0)[:, None], float("nan"))
         tl.store(TILTED + at, narrow(tilted, TILTED.dtype.element_ty, UPCAST), mask=inside)
         # What the bound's level was above, the exact one is too: both less the same margin.
         positive = factor > 0.0
         scale = tl.where(positive, factor, 1.0)
-        old = tl.load(ROWS + plane + row + rows, mask=exists, other=1.0)
         level = before + (largest_root(old, eps, MODE) - largest_root(state, eps, MODE)) / scale
         tl.store(ROWS + 2 * plane + row + rows, tl.where(positive & alive, level, before), mask=exists)
     tl.store(ROWS + plane + row + rows, state, mask=exists)

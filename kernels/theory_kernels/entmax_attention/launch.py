@@ -7,13 +7,18 @@ import torch
 from ..geometry import Geometry, remembered
 from ..primitives import INTERPRETED
 from .backward import key_kernel, query_kernel
-from .decode import CHUNK, scores_kernel, threshold_kernel, values_kernel
+from .decode import CHUNK, finish_kernel, scores_kernel, sums_kernel, threshold_kernel, values_kernel
 from .forward import forward_kernel
 from .lists import bounds_kernel, lists_kernel, norms_kernel
 from .plan import BLOCK, FEW_ROWS, PAD, Plan, room
 
 # How often the forward looks for the threshold anew when the weights, once summed, miss 1 by more than rounding.
 TRIES = 3
+# Decoding: from so many tiles of keys on, rows of more than ALONE tiles with a possible weight are solved by several
+# programs each, in TURNS launches; what is left after those, one program does.
+SPLIT_FROM, ALONE, TURNS = 1024, 64, 3
+# Values of so many tiles are on their way at once.
+VALUE_STAGES = 3
 
 
 # As Triton's own, which take as long as a launch: they can be called in kernels too.
@@ -211,7 +216,6 @@ def _few_rows(call: _Call, mode: int) -> torch.Tensor:
     maxima = torch.empty((n * h * max_q, tiles), dtype=torch.float32, device=device)
     found = torch.empty_like(maxima, dtype=torch.int32)
     counts = torch.empty(n * h * max_q, dtype=torch.int32, device=device)
-    rows = torch.empty((2, n * h * max_q), dtype=torch.float32, device=device)
     span = max(4, cdiv(tiles * programs, 528))
     splits = cdiv(tiles, span)
     scores_kernel[(programs * splits,)](
@@ -219,16 +223,28 @@ def _few_rows(call: _Call, mode: int) -> torch.Tensor:
         BM=max(16, power_of_two(folded)), BN=keys, num_warps=4, num_stages=3 if call.d_wide <= 128 else 2,
     )  # fmt: skip
     flags = {"MODE": mode, "RAGGED": call.ragged, "PACKED": call.geometry.packed, "BN": keys}
+    split = tiles >= SPLIT_FROM
+    rows = torch.empty((4 * TURNS + 1 if split else 2, len(counts)), dtype=torch.float32, device=device)
+    place = (layout, n, h, max_q, max_k, offset, tiles, rows.shape[1], ALONE)
     threshold_kernel[(len(counts),)](
-        scores, maxima, call.factor, call.eps, found, rows, counts, layout, n, h, max_q, max_k, offset, tiles,
-        rows.shape[1], *call.factor.stride(), NP=max(16, power_of_two(tiles)), CHUNK=CHUNK, **flags,
-        num_warps=8,
+        scores, maxima, call.factor, call.eps, found, rows, counts, *place, *call.factor.stride(),
+        NP=max(16, power_of_two(tiles)), CHUNK=CHUNK, SPLIT=split, **flags, num_warps=8,
     )  # fmt: skip
-    parts = torch.empty((min(16, tiles), len(counts), call.e), dtype=torch.float32, device=device)
-    values_kernel[(parts.shape[0] * parts.shape[1],)](
+    if split:
+        shares = max(2, min(64, cdiv(tiles, CHUNK), cdiv(1056, len(counts))))
+        sums = torch.empty((3 * TURNS, len(counts), shares), dtype=torch.float32, device=device)
+        steps = (scores, call.factor, call.eps, found, rows, counts, sums, *place)
+        fixed = {"CHUNK": CHUNK, "PARTS": power_of_two(shares), **flags, "num_warps": 8}
+        for turn in range(1, TURNS + 1):
+            sums_kernel[(len(counts) * shares,)](*steps, turn, shares, *call.factor.stride(), **fixed)
+        finish_kernel[(len(counts),)](*steps, TURNS + 1, shares, *call.factor.stride(), **fixed)
+    # Rows of many tiles want more programs, those of few have none to give them.
+    shares = min(tiles, max(16, cdiv(1056, len(counts)) if split else 0))
+    parts = torch.empty((shares, len(counts), call.e), dtype=torch.float32, device=device)
+    values_kernel[(shares * len(counts),)](
         scores, call.v, call.factor, call.eps, found, rows, counts, parts, layout, n, h, g, max_q, max_k, offset, tiles,
-        rows.shape[1], parts.shape[0], parts.shape[1], *call.v.stride()[:3], *call.factor.stride(), E=call.e,
-        EP=padded(call.e), **flags, num_warps=4,
+        rows.shape[1], shares, len(counts), *call.v.stride()[:3], *call.factor.stride(), E=call.e,
+        EP=padded(call.e), STAGES=VALUE_STAGES, **flags, num_warps=4,
     )  # fmt: skip
     total = parts.sum(0).to(call.v.dtype)
     if not call.geometry.packed:

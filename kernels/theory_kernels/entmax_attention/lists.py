@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import SIZES, any_bits, bit_count, dot, either, first_bit, load_rows, sequence
+from ..primitives import SIZES, any_bits, bit_count, dot, either, first_bit, higher, load_rows, maxima, sequence
 from .weights import largest_root, solver_step, weights
 
 
@@ -80,7 +80,7 @@ def _slot_maxima(
         keys = start + tl.arange(0, BN)
         acc = tl.where(keys[None, :] <= last[:, None], acc, float("-inf"))
     # Eight columns stay apart: they lie in different threads of the product's layout, so no thread needs another's.
-    return tl.maximum(best, tl.max(tl.reshape(acc, [BM, NS, BN // (8 * NS), 8]), 2))
+    return higher(best, maxima(tl.reshape(acc, [BM, NS, BN // (8 * NS), 8]), 2, UPCAST))
 
 
 @triton.jit
@@ -105,7 +105,11 @@ def bounds_kernel(
     MODE: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Anchor (the largest score), an upper bound of the state, and the level that a listed score must pass."""
+    """Anchor (the largest score), an upper bound of the state, and the level that a listed score must pass.
+
+    A row with a score of NaN or +inf, or a factor that is negative or no finite number, has the state NaN, which makes
+    its output and gradients NaN, and the level -inf, with which every block of keys lists it.
+    """
     nh, block = tl.program_id(0) // BLOCKS, BLOCKS - 1 - tl.program_id(0) % BLOCKS
     n, h = nh // H, nh % H
     g = h // (H // G)
@@ -130,12 +134,15 @@ def bounds_kernel(
         best = _slot_maxima(best, q, at, j * BN, hi, last, cols, kt, D, DP, BM, BN, NS, False, PREC, UPCAST)
     for j in tl.range(full, tl.cdiv(hi, BN), num_stages=1):
         best = _slot_maxima(best, q, at, j * BN, hi, last, cols, kt, D, DP, BM, BN, NS, True, PREC, UPCAST)
-    anchor = tl.max(tl.max(best, 1), 1)
-    alive = anchor > float("-inf")
-    anchor = tl.where(alive, anchor, 0.0)
+    anchor = maxima(maxima(best, 1, UPCAST), 1, UPCAST)
     eps = tl.load(EPS + h)
     factor = tl.load(FACTOR + b * fb + h * fh + (q0 + rows) * ft, mask=rows < q_len, other=0.0) * eps
-    filled = best > float("-inf")
+    sound = (anchor < float("inf")) & (factor >= 0.0) & (factor < float("inf"))
+    alive = sound & (anchor > float("-inf"))
+    # The mark of a row that will be NaN: no register holds another one through the solver.
+    factor = tl.where(alive, factor, tl.where(anchor == float("-inf"), 0.0, float("nan")))
+    anchor = tl.where(alive, anchor, 0.0)
+    filled = (best > float("-inf")) & alive[:, None, None]
     raw = tl.where(filled, best - anchor[:, None, None], 0.0)
     start = 0.0 if MODE == 0 else 1.0
     state = tl.full([BM], start, tl.float32)
@@ -157,11 +164,15 @@ def bounds_kernel(
     slack = (D + 8) * 4.8e-7 * tl.sqrt(tl.sum(wide * wide, 1)) * size
     positive = factor > 0.0
     reach = largest_root(state, eps, MODE) / tl.where(positive, factor, 1.0)
-    level = tl.where(positive, anchor - reach - slack, float("-inf"))
+    # Norms whose squares overflow leave no bound.
+    level = tl.where(positive & (slack < float("inf")), anchor - reach - slack, float("-inf"))
+    sound = factor == factor
+    level = tl.where(alive | (sound == 0), level, float("inf"))
+    state = tl.where(sound, state, float("nan"))
     out = ROWS + (b * H + h).to(tl.int64) * T + q0 + rows
     tl.store(out, anchor, mask=rows < q_len)
     tl.store(out + plane, state, mask=rows < q_len)
-    tl.store(out + 2 * plane, tl.where(alive, level, float("inf")), mask=rows < q_len)
+    tl.store(out + 2 * plane, level, mask=rows < q_len)
 
 
 @triton.jit
@@ -180,7 +191,8 @@ def _marks(
         else:
             level = tl.load(LEVELS + rows)
         best = tl.max(tl.reshape(acc, [M, OWN // B, B // 8, 8]), 2)
-        hit = best > level[:, None, None]
+        # NaN passes: the row it makes NaN has to reach the gradient of this key.
+        hit = (best <= level[:, None, None]) == 0
     else:
         if UPCAST:
             # The interpreter runs a custom reduction element by element.

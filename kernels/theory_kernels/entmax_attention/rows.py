@@ -63,7 +63,7 @@ def solve(u: torch.Tensor, eps: torch.Tensor, steps: int = 200) -> torch.Tensor:
     for _ in range(steps):
         log_p = log_weights(u, eps, at)
         total = log_p.exp().sum(-1, keepdim=True)
-        slope = torch.exp(eps * at) * ((1.0 - eps) * log_p).exp().where(log_p > -torch.inf, 0.0).sum(-1, keepdim=True)
+        slope = torch.exp(eps * at) * ((1.0 - eps) * log_p).exp().where(log_p != -torch.inf, 0.0).sum(-1, keepdim=True)
         high, low = torch.where(total >= 1, at, high), torch.where(total < 1, at, low)
         step = total.log() * total / slope
         new = at - step
@@ -77,8 +77,8 @@ def solve(u: torch.Tensor, eps: torch.Tensor, steps: int = 200) -> torch.Tensor:
 
 
 def slopes(log_p: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
-    """s_j = p_j^(2 - alpha) on the support, 0 outside: dp/dz = diag(s) - s s^T / sum s."""
-    return torch.where(log_p > -torch.inf, torch.exp((1.0 - eps) * log_p), 0.0)
+    """s_j = p_j^(2 - alpha) on the support, 0 outside, NaN for NaN: dp/dz = diag(s) - s s^T / sum s."""
+    return torch.where(log_p == -torch.inf, 0.0, torch.exp((1.0 - eps) * log_p))
 
 
 def alpha_terms(log_p: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
@@ -87,7 +87,7 @@ def alpha_terms(log_p: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     The derivative for alpha is dp_j/dalpha = -p_j psi_j + s_j sum_k p_k psi_k / sum_k s_k. It equals the formula of
     Correia et al., whose terms grow like 1/epsilon^2 and cancel; this one tends to p (log p)^2 / 2 at epsilon = 0.
     """
-    alive = log_p > -torch.inf
+    alive = log_p != -torch.inf
     log_p = torch.where(alive, log_p, 0.0)
     p, y = log_p.exp(), -eps * log_p
     series = (

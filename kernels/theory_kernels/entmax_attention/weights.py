@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
-from ..primitives import INTERPRETED, dot, narrow
+from ..primitives import INTERPRETED, dot, higher, narrow
 
 # The chip's own logarithm, within 2^-22; the interpreter has none.
 _FAST = tl.constexpr(not INTERPRETED)
@@ -38,20 +38,23 @@ def _log2_1p(x):
 
 @triton.jit
 def log_weights(a, state, eps):
-    """log2 p and whether p > 0 (MODE 0)."""
+    """log2 p and whether p > 0 (MODE 0), which NaN is taken for."""
     ratio = a * tl.exp(-eps * state)
-    return state / _LN2 + _log2_1p(ratio) * (1.0 / eps), ratio > -1.0
+    return state / _LN2 + _log2_1p(ratio) * (1.0 / eps), (ratio <= -1.0) == 0
 
 
 @triton.jit
 def weights(a, state, eps, seen, MODE: tl.constexpr, MASKED: tl.constexpr):
-    """Weights p and slopes s = p^(2 - alpha), 0 where not ``seen`` (MASKED); ``state`` broadcasts to a."""
+    """Weights p and slopes s = p^(2 - alpha), 0 where not ``seen`` (MASKED); ``state`` broadcasts to a.
+
+    Both are NaN where a or ``state`` is, but for the slope of MODE 2.
+    """
     if MODE == 0:
         log_p, alive = log_weights(a, state, eps)
         if MASKED:
             alive = alive & seen
         return tl.where(alive, tl.exp2(log_p), 0.0), tl.where(alive, tl.exp2((1.0 - eps) * log_p), 0.0)
-    y = tl.maximum(a + state, 0.0)
+    y = higher(a + state, 0.0)
     if MASKED:
         y = tl.where(seen, y, 0.0)
     if MODE == 1:

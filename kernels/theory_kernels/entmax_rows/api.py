@@ -6,8 +6,7 @@ import math
 
 import torch
 
-from ..geometry import FLOAT_DTYPES
-from ..validation import choose
+from ..validation import check_float, check_parameter, choose
 from .operator import entmax_forward
 
 METHODS = ("auto", "exact", "newton")
@@ -54,10 +53,7 @@ def entmax(
     ValueError
         For an alpha, dim, method or implementation out of range.
     """
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"x must be a tensor, got {type(x).__name__}")
-    if x.dtype not in FLOAT_DTYPES:
-        raise TypeError(f"x must be float32, float16, bfloat16 or float64, got {x.dtype}")
+    check_float("x", x)
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"dim must be an int, got {type(dim).__name__}")
     if x.dim() == 0:
@@ -95,8 +91,7 @@ def _alpha(alpha: float | torch.Tensor, x: torch.Tensor, dim: int) -> tuple[floa
         if not (math.isfinite(alpha) and alpha >= 1.0):
             raise ValueError(f"alpha must be finite and >= 1, got {alpha!r}")
         return float(alpha), None
-    if not alpha.is_floating_point():
-        raise TypeError(f"alpha must have a floating-point dtype, got {alpha.dtype}")
+    check_parameter("alpha", alpha, x)
     if alpha.device.type == "cpu" and alpha.numel() and not torch.compiler.is_compiling():
         low, high = float(alpha.detach().min()), float(alpha.detach().max())
         if not (low >= 1.0 and math.isfinite(high)):

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..geometry import FLOAT_DTYPES
-from ..validation import check_heads, check_number
+from ..validation import check_heads, check_number, check_operands
 from . import chunked, reference
 from .pixels import pixels_of
 from .problem import WEIGHTS, Head, Law, Sight
@@ -375,18 +374,8 @@ class _Task:
 def _views(q, k, q2, k2, weights):
     if (q2 is None) != (k2 is None) or (q2 is not None) != (weights == "tda"):
         raise ValueError(f"q2 and k2 belong to weights='tda', which needs both, got weights={weights!r}")
-    named = [("q", q), ("k", k)] + ([] if q2 is None else [("q2", q2), ("k2", k2)])
-    for name, x in named:
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-        if x.dtype not in FLOAT_DTYPES:
-            raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {x.dtype}")
-        if x.dim() != 4:
-            raise ValueError(f"{name} must have shape (batch, heads, length, head dim), got {tuple(x.shape)}")
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name} must be {q.dtype} like q, got {x.dtype}")
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on {q.device} like q, got {x.device}")
+    named = {"q": q, "k": k} | ({} if q2 is None else {"q2": q2, "k2": k2})
+    check_operands(tuple(named), tuple(named.values()), data=True)
     check_heads("q", q, "k", k)
     if q2 is None:
         return [(q, k)]

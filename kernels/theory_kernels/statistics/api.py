@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..geometry import FLOAT_DTYPES, constant, remembered
-from ..validation import check_heads, check_number, choose
+from ..geometry import constant, remembered
+from ..validation import check_heads, check_number, check_operands, choose
 from .chunked import statistics as chunked_statistics
 from .reference import statistics as reference_statistics
 from .request import NEED, WEIGHTS, Request
@@ -217,17 +217,8 @@ def _views(
             given[name] = x
     elif q2 is not None or k2 is not None:
         raise ValueError(f"q2 and k2 belong to weights='tda', got them with weights={weights!r}")
+    check_operands(tuple(given), tuple(given.values()), data=True)
     for name, x in given.items():
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-        if x.dtype not in FLOAT_DTYPES:
-            raise TypeError(f"{name} must be float32, float16, bfloat16 or float64, got {x.dtype}")
-        if x.dim() != 4:
-            raise ValueError(f"{name} must have shape (batch, heads, length, head dim), got {tuple(x.shape)}")
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name} must be {q.dtype} like q, got {x.dtype}")
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on {q.device} like q, got {x.device}")
         if len(name) == 2 and x.shape != given[name[0]].shape:
             raise ValueError(
                 f"{name} must be shaped like {name[0]} {tuple(given[name[0]].shape)}, got {tuple(x.shape)}"
