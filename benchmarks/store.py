@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=3000)
     parser.add_argument("--work", default="", help="folder to work in; a temporary one by default")
     parser.add_argument("--keep", action="store_true", help="use the store that is there, and leave it")
+    parser.add_argument("--quick", action="store_true", help="without saving, packing and verifying")
     parser.add_argument("--json", default="", help="file for the results")
     options = parser.parse_args()
     work = Path(options.work or tempfile.mkdtemp(prefix="store-")).absolute()
@@ -186,10 +187,11 @@ def main() -> None:
     ):
         for _ in range(3):
             results.append(measured(what, words))
-    results.append(saving(path, options.saves, 4))
-    print(results[-1], flush=True)
-    results.append(measured("results compact", [*lab, "compact", str(path), "--quiet"]))
-    results.append(measured("results verify", [*lab, "verify", str(path), "--quiet"]))
+    if not options.quick:
+        results.append(saving(path, options.saves, 4))
+        print(results[-1], flush=True)
+        results.append(measured("results compact", [*lab, "compact", str(path), "--quiet"]))
+        results.append(measured("results verify", [*lab, "verify", str(path), "--quiet"]))
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
     if not options.keep:

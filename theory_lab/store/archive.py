@@ -131,14 +131,16 @@ class Archive:
             raise StoreError(f"store: {self.path}; it cannot be read ({error.strerror or error})") from None
         return sorted(found)
 
-    def places(self) -> dict[str, list[Place]]:
-        """Where every cell and piece lies."""
+    def places(self, prefix: str = "") -> dict[str, list[Place]]:
+        """Where every cell and piece lies whose name begins so."""
         found: dict[str, list[Place]] = {}
         for file in self.loose():
-            found.setdefault(file.stem, []).append(Place(file.stem, path=file))
+            if file.stem.startswith(prefix):
+                found.setdefault(file.stem, []).append(Place(file.stem, path=file))
         for pack in self.packs:
             for row, name in enumerate(pack.names):
-                found.setdefault(name, []).append(Place(name, pack=pack, row=row))
+                if name.startswith(prefix):
+                    found.setdefault(name, []).append(Place(name, pack=pack, row=row))
         return found
 
     def table(self) -> tuple[Any, list[Damage]]:
@@ -169,7 +171,7 @@ class Archive:
 
     def find(self, prefix: str) -> list[list[Place]]:
         """Cells and pieces whose name begins so, each with its places."""
-        return [places for name, places in sorted(self.places().items()) if name.startswith(prefix)]
+        return [places for _, places in sorted(self.places(prefix).items())]
 
     def rows(self) -> pd.DataFrame:
         """Rows of the last run; InputError if there are none, or they are damaged."""

@@ -20,7 +20,7 @@ WHAT = ("rows", "cells", "blocks")
 #: A spreadsheet takes a text that begins so for a formula, and runs it.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 #: Rows of blocks that are held in memory at a time.
-_CHUNK = 1 << 20
+_CHUNK = 1 << 19
 
 
 def guard(text: str) -> str:
