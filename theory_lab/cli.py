@@ -155,6 +155,9 @@ def _grid(flag: str, help_text: str, **more: Any) -> Callable[[Any], Any]:
               "$THEORY_LAB_SCHEDULER, else worker processes without Dask.")  # fmt: skip
 @click.option("--worker-memory", metavar="SIZE",
               help="Memory of a worker of a local scheduler, such as 2GiB. Default: its part of all.")  # fmt: skip
+@click.option("--plan", is_flag=True,
+              help="Draw nothing: say how many cells and draws it is, how long, at what price.")  # fmt: skip
+@click.option("--price-per-hour", metavar="NUMBER", help="Of a worker, for --plan.")
 @click.option("--out", metavar="DIR", help="Keep results in this folder.")
 @click.option("--resume", is_flag=True, help="Continue or extend the results in --out.")
 @click.option("--format", "form", default="table", show_default=True,
@@ -190,6 +193,10 @@ def check_command(**options: Any) -> int:
     from theory_lab.progress import make_progress
 
     prepare(settings)  # what is impossible must not leave anything on disk
+    if options["plan"]:
+        return _plan(settings, options, workers)
+    if options["price_per_hour"] is not None:
+        raise InputError("price-per-hour", options["price_per_hour"], "it belongs to --plan")
     progress = make_progress(options["quiet"])
     with open_cluster(options["scheduler"], workers, options["worker_memory"], progress.say) as cluster:
         store = _open_store(options)
@@ -201,6 +208,34 @@ def check_command(**options: Any) -> int:
         plot_check(rows, options["plot"])
         click.echo(f"picture: {options['plot']}", err=True)
     return exit_code(rows, options["controls_ok"])
+
+
+def _plan(settings: Settings, options: dict[str, Any], workers: int | None) -> int:
+    """Print what the run would take."""
+    from theory_lab.distributed.address import asked_scheduler
+    from theory_lab.distributed.plan import plan_run, show
+    from theory_lab.engine import validate_workers
+
+    if options["form"] not in ("table", "json"):
+        raise InputError("format", options["form"], "a plan is printed as table or json")
+    price = options["price_per_hour"]
+    price = None if price is None else one_number(price, "price-per-hour")
+    if price is not None and not 0 <= price < float("inf"):
+        raise InputError("price-per-hour", options["price_per_hour"], "a number from 0 on is allowed")
+    asked = asked_scheduler(options["scheduler"])
+    if asked is not None and asked.workers is not None and workers is None:
+        workers = asked.workers
+    store = _open_store(options) if options["resume"] else None
+    found = plan_run(
+        settings, validate_workers(workers), price_per_hour=price, store=store, keep=options["out"] is not None
+    )
+    if options["form"] == "json":
+        import json
+
+        click.echo(json.dumps(found.describe()))
+    else:
+        click.echo(show(found))
+    return EXIT_HOLDS
 
 
 def _run(

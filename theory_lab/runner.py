@@ -108,17 +108,31 @@ class Runner:
 
     def fixed(self, engine: Engine) -> None:
         """Draw every cell's trials."""
+        tasks = self.tasks()
+        total = len(self._works) + len(self._pieces)
+        left = {task.cell if isinstance(task, Task) else task.piece for task in tasks}
+        self._progress.start(total, total - len(left), sum(task.seconds for task in tasks))
+        self._draw(engine, tasks)
+
+    def tasks(self) -> list[Task | PieceTask]:
+        """What is missing of every cell's trials and of the pieces."""
         missing = [work for work in self._works.values() if not work.pooled]
         for work in missing:
             work.blocks = _cut_blocks(work.blocks, work.cell, work.target)
         cells = [task for work in missing for task in plan_tasks(work.cell, work.target, work.blocks)]
-        pieces = self._piece_tasks()
-        total = len(self._works) + len(self._pieces)
         # Long pieces first: they cannot be cut, and would leave a worker alone at the end.
-        tasks: list[Task | PieceTask] = [*pieces, *cells]
-        found = total - len({task.cell for task in cells}) - len(pieces)
-        self._progress.start(total, found, sum(task.seconds for task in tasks))
-        self._draw(engine, tasks)
+        return [*self._piece_tasks(), *cells]
+
+    def counts(self) -> tuple[int, int]:
+        """Cells and pieces, those that are finished included."""
+        return len(self._works), len(self._pieces)
+
+    def take(self, results: Iterable[TaskResult]) -> None:
+        """Take results that were drawn elsewhere; nothing is stored."""
+        for result in results:
+            if isinstance(result.task, Task):
+                work = self._works[result.task.cell]
+                work.blocks = merge(work.blocks, result.blocks)
 
     def _piece_tasks(self) -> list[PieceTask]:
         missing = [piece for piece in self._pieces if piece not in self._findings]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -119,6 +119,19 @@ def _check_crowd(point: Point) -> None:
         raise InputError("length", f"{point.length} leaves {expected:.3g} survivors with {point.noise} noise", allowed)
 
 
+def _drawn(point: Point, rows: int, views: int) -> tuple[int, float]:
+    """Rows that are drawn at a length, and how many survivors each is expected to have in a view."""
+    expected = point.length * point.law().tail(point.tau)
+    return int(min(rows, max(_LEAST_ROWS, _MOST_VALUES / max(1.0, views * expected)))), expected
+
+
+def _cost(noise: str, constants: dict[str, Any], lengths: Sequence[int], rows: int, views: int) -> float:
+    """Rough seconds of a piece: survivors' scores are quantiles, and those of Student's t are slow."""
+    each = 5e-7 if noise.startswith("student-t") else 1e-7
+    drawn = [_drawn(Point(noise, length, **constants), rows, views) for length in lengths]
+    return 0.05 + sum(count * (1e-7 + views * expected * each) for count, expected in drawn)
+
+
 def _plan(study: str, two_views: bool) -> Callable[[Request], list[Piece]]:
     def plan(request: Request) -> list[Piece]:
         grid = {
@@ -128,7 +141,7 @@ def _plan(study: str, two_views: bool) -> Callable[[Request], list[Piece]]:
             "sigma": request.sigma or (1.0,),
             "lam": (request.lam or (0.5,)) if two_views else (0.0,),
         }
-        lengths = tuple(sorted(set(request.length or RATE_LENGTHS)))
+        lengths, rows = tuple(sorted(set(request.length or RATE_LENGTHS))), request.trials or _ROWS
         pieces = []
         for noise in _families(request):
             for values in itertools.product(*grid.values()):
@@ -139,8 +152,8 @@ def _plan(study: str, two_views: bool) -> Callable[[Request], list[Piece]]:
                 varied = [f"{_WORDS.get(k, k)} {v:g}" for k, v in chosen.items() if len(set(grid[k])) > 1]
                 pieces.append(
                     Piece.of(
-                        study, 2.0, noise=noise, identity=get_family(noise).identity, lengths=lengths,
-                        rows=request.trials or _ROWS, subject=", ".join([noise, *varied]), **chosen,
+                        study, _cost(noise, constants, lengths, rows, 1 + two_views), noise=noise,
+                        identity=get_family(noise).identity, lengths=lengths, rows=rows, subject=", ".join([noise, *varied]), **chosen,
                     )
                 )  # fmt: skip
         return pieces
@@ -158,8 +171,7 @@ def _dispersion(piece: Piece, seed: int, views: int) -> list[Finding]:
         constants["lambda"] = piece["lam"]
     for index, length in enumerate(piece["lengths"]):
         point = start.with_(length=length)
-        expected = length * point.law().tail(point.tau)
-        rows = int(min(piece["rows"], max(_LEAST_ROWS, _MOST_VALUES / max(1.0, views * expected))))
+        rows, expected = _drawn(point, piece["rows"], views)
         # A relevant key exceeds the threshold by two standard deviations of the noise.
         relevant = np.full(_RELEVANT, (2.0 * math.sqrt(point.proxy)) ** _POWER)
         if views == 1:
