@@ -191,6 +191,24 @@ def test_a_damaged_pack_is_not_believed(full: Path, part: str, how: str) -> None
         assert damage(full) == []
 
 
+def test_a_packing_that_fails_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that is nearly full there may be room for cells, and none for a pack beside them."""
+    monkeypatch.setattr(folder_module, "LOOSE_CELLS", 4)
+    tried = []
+
+    def full(self: object) -> None:
+        tried.append(self)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(packs_module.PackWriter, "finish", full)
+    store = Store(tmp_path / "r")
+    for i in range(20):
+        store.save(cell(i), drawn(i), float(i))
+    assert 2 <= len(tried) <= 8
+    check_all(tmp_path / "r")
+    assert {p.name for p in (tmp_path / "r").rglob(".*")} == {".lock", ".compact.lock"}
+
+
 def test_another_process_packs_already(full: Path) -> None:
     from theory_lab.store.files import locked
 

@@ -186,8 +186,9 @@ class Store:
         """Pack the loose cells when there are many."""
         self._loose += fresh
         if self._loose > LOOSE_CELLS:
-            compact(self.path, whole=False)
-            # What is damaged stays; it must not set off a packing with each cell that follows.
+            with contextlib.suppress(OSError):  # no room for a pack beside its cells: they can wait, the run cannot
+                compact(self.path, whole=False)
+            # What stays must not set off a packing with each cell that follows.
             self._loose = min(len(os.listdir(self._cells)), LOOSE_CELLS // 2)
 
     def _table(self, digest: str) -> tuple[BlockTable | None, str | None]:
