@@ -265,6 +265,25 @@ def test_what_is_no_number_is_not_hidden(
     assert bool(dv[0, 0, 3].isnan().all())
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("implementation", ["reference", "chunked", "triton"])
+@pytest.mark.parametrize("prune", [None, "drop", "renormalize", "exact"])
+def test_scores_of_minus_infinity(prune: str | None, implementation: str, device: torch.device, triton: str) -> None:
+    """A column of -inf has weight 0 in every row, and a row of nothing else is 0."""
+    (q, k, v, tau), _ = inputs(Case(t=32, s=6, heads=1, groups=1), torch.device("cpu"))
+    q[..., 0] = 1.0 + torch.arange(32) % 2
+    k[0, 0, 3, 0] = -torch.inf
+    q, k, v, tau = (x.to(device) for x in (q, k, v, tau))
+    rest = [0, 1, 2, 4, 5]
+    for reading in ("logit", "weight"):
+        options = {"tau": tau, "reading": reading, "prune": prune, "causal": False}
+        got = elastic_attention(q, k, v, implementation=implementation, **options)
+        want = elastic_attention(q, k[:, :, rest], v[:, :, rest], implementation="reference", **options)
+        assert float((got - want).abs().max()) <= 1e-5
+        masked = torch.full_like(k[..., :1], -torch.inf)
+        assert not elastic_attention(q[..., :1], masked, v, implementation=implementation, **options).any()
+
+
 @BOTH
 def test_far_below_the_threshold(implementation: str, device: torch.device, triton: str) -> None:
     """Where all of a row is: the weights go on falling with the score, as log m does."""

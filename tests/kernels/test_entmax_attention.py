@@ -392,6 +392,48 @@ def test_few_rows_by_several_programs(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("d", [72, 80, 96, 192])
+def test_four_long_decodings_are_bitwise_equal(d: int, device: torch.device, triton: str) -> None:
+    g = torch.Generator(device).manual_seed(0)
+    q = 0.02 * torch.randn((1, 4, 1, d), generator=g, device=device).to(BF16)
+    k, v = (torch.randn((1, 2, 100_000, d), generator=g, device=device).to(BF16) for _ in range(2))
+    first, *others = (entmax_attention(q, k, v, query_offset=99_999) for _ in range(4))
+    assert all(torch.equal(first, x) for x in others)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("split_from", [1, 10**6])
+def test_a_captured_graph_follows_a_growing_sequence(
+    split_from: int, device: torch.device, triton: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captured at one length, replayed at others, with flat rows and with peaked ones."""
+    from theory_kernels.entmax_attention import launch
+
+    monkeypatch.setattr(launch, "SPLIT_FROM", split_from)
+    g = torch.Generator(device).manual_seed(0)
+    q = torch.randn((2, 4, 1, 64), generator=g, device=device).to(BF16)
+    k, v = (torch.randn((2, 2, 20_000, 64), generator=g, device=device).to(BF16) for _ in range(2))
+    lengths = torch.tensor([500, 1], dtype=torch.int32, device=device)
+
+    def call() -> torch.Tensor:
+        return entmax_attention(q, k, v, lengths=lengths, query_offset=lengths - 1)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    for new, factor in (([20_000, 0], 1.0), ([64, 19_999], 0.01), ([1, 65], 50.0)):
+        lengths.copy_(torch.tensor(new))
+        q.mul_(factor)
+        graph.replay()
+        assert torch.equal(out, call())
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("scale", [0.02, 2.0])
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
 @pytest.mark.parametrize("d", [64, 128])

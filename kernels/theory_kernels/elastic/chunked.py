@@ -41,7 +41,8 @@ def effective(
     m, rest = torch.sigmoid(x), torch.sigmoid(-x)
     if reading == "logit":
         bend = s * m * rest
-        return m * s, m + sharpness * bend, -sharpness * bend, (s - tau) * bend
+        # A score of -inf is masked: 0 times it would be NaN.
+        return torch.where(s == -torch.inf, s, m * s), m + sharpness * bend, -sharpness * bend, (s - tau) * bend
     return s + logsigmoid(x), 1.0 + sharpness * rest, -sharpness * rest, (s - tau) * rest
 
 

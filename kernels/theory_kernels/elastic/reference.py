@@ -23,7 +23,8 @@ def weights(
 ) -> torch.Tensor:
     """Weights of scores (..., T, S); tau (..., T, 1), sharpness broadcastable, ``seen`` bool like the scores."""
     x = sharpness * (s - tau)
-    y = torch.sigmoid(x) * s if reading == "logit" else s + logsigmoid(x)
+    # A score of -inf is masked: 0 times it would be NaN.
+    y = torch.where(s == -torch.inf, s, torch.sigmoid(x) * s) if reading == "logit" else s + logsigmoid(x)
     # Not `>=`: what is no number is kept, and makes its row NaN.
     kept = seen & ~(s < tau)
     if prune is None:
