@@ -123,6 +123,24 @@ def test_no_weight_that_counts_lies_beyond_a_window(name):
         assert far.sum(-1).max() <= limit * weights[:, head].abs().sum(-1).max()
 
 
+@pytest.mark.parametrize("size", [1.0, 3.0])
+def test_adaptive_temperatures_without_a_map(size):
+    made = mechanism("adaptive-temperature")
+    g = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, heads, rows, DIM, generator=g) for heads, rows in ((2, 301), (1, 901), (1, 901)))
+    q = q * size
+    exact = layer.dense(made, q.double(), k.double(), v.double())[0]
+    error = (layer.dense(made, q, k, v)[0] - exact).abs().max()
+    with torch.inference_mode():
+        found = layer._adaptive(made, q, k, v, None)
+        wide = layer._adaptive(made, q.double(), k.double(), v.double(), None)
+    assert found is not None
+    assert layer._adaptive(made, q, k, v, None) is None  # gradients are wanted
+    band = error + 16 * EPS * v.abs().max()
+    assert (found - exact).abs().max() <= 2 * band
+    assert (wide - exact).abs().max() <= 2 * 2.0**-29 * band
+
+
 class Watching(Softmax):
     """Notes what its rows are told."""
 

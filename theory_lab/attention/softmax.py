@@ -138,11 +138,14 @@ class AdaptiveTemperature(Mechanism):
         # xlogy has an infinite gradient at p = 0; the term itself is 0 there.
         safe = torch.where(p > 0, p, torch.ones_like(p))
         entropy = -(safe * torch.log(safe)).sum(-1, keepdim=True)
+        return safe_softmax(z * self.sharpness(entropy), scope.visible)
+
+    def sharpness(self, entropy: Tensor) -> Tensor:
+        """What logits of rows of that entropy, in nats, are multiplied by."""
         polynomial = torch.zeros_like(entropy)
         for c in self.coefficients:
             polynomial = polynomial * entropy + c
-        sharpness = torch.where(entropy > self.floor, polynomial.clamp(min=1.0), torch.ones_like(entropy))
-        return safe_softmax(z * sharpness, scope.visible)
+        return torch.where(entropy > self.floor, polynomial.clamp(min=1.0), torch.ones_like(entropy))
 
     @classmethod
     def sample(cls, generator: torch.Generator, *, heads: int, head_dim: int, value_dim: int, hidden_dim: int) -> Self:

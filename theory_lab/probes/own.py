@@ -310,10 +310,7 @@ def _sharpness(m: Any, q: Tensor, k: Tensor, arguments: dict[str, Any]) -> Tenso
 
     entropy = attention_statistics(q, k, **arguments, need=("rows",)).entropy
     assert entropy is not None
-    polynomial = torch.zeros_like(entropy)
-    for c in m.coefficients:
-        polynomial = polynomial * entropy + c
-    return torch.where(entropy > m.floor, polynomial.clamp(min=1.0), torch.ones_like(entropy))[..., None]
+    return m.sharpness(entropy)[..., None]
 
 
 def _by_head(value: Tensor, q: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from theory_lab.attention.base import Mechanism, Scope
 from theory_lab.attention.fast import attend, has_fast
-from theory_lab.attention.softmax import Softmax
+from theory_lab.attention.softmax import AdaptiveTemperature, Softmax
 from theory_lab.models.lab.configuration import LabConfig
 from theory_lab.models.lab.mechanisms import build_mechanism, plain, some_heads, weigh
 from theory_lab.models.lab.positions import linear_bias, nape_slopes, rotate
@@ -24,6 +24,8 @@ from theory_lab.models.lab.windows import by_windows, in_blocks, is_local, key_h
 _LONG = 2048
 #: Pairs of a head from which blocks of rows pay without gradients.
 _MANY = 1 << 18
+#: Weights of a call on a CPU and on a GPU that are never held at once without gradients.
+_MOST_CPU, _MOST_GPU = 1 << 24, 1 << 27
 
 Views = tuple[tuple[Tensor, Tensor], ...]
 
@@ -134,7 +136,7 @@ def eager_attention_forward(
         found = None
         if not module.biased:
             found = _fast(mechanism, query, key, value, views, attention_mask, x)
-        if found is None and _in_blocks(mechanism, queries * keys, attention_mask):
+        if found is None and _in_blocks(mechanism, query, keys, attention_mask):
             slopes = module.slopes(query.device) if module.biased else None
             found = _long(mechanism, ((query, key), *views), value, x, slopes, module.config.free_heads)
         if found is not None:
@@ -145,9 +147,13 @@ def eager_attention_forward(
     return output.transpose(1, 2), weights if output_attentions else None
 
 
-def _in_blocks(mechanism: Mechanism, pairs: int, key_mask: Tensor | None) -> bool:
+def _in_blocks(mechanism: Mechanism, q: Tensor, keys: int, key_mask: Tensor | None) -> bool:
     """Whether rows are computed in blocks: where no gradient is wanted, all keys are valid and there are many pairs."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or key_mask is not None or pairs < _MANY:
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or key_mask is not None:
+        return False
+    batch, heads, queries, _ = q.shape
+    pairs = queries * keys
+    if pairs < _MANY and batch * heads * pairs <= (_MOST_GPU if q.is_cuda else _MOST_CPU):
         return False
     return is_local(mechanism) and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
@@ -176,12 +182,28 @@ def _fast(
     """The output by a form that never holds the weights; None where the definition itself is as good."""
     if type(mechanism) is Softmax and plain(mechanism):
         return _softmax(q, k, v, key_mask)
+    if isinstance(mechanism, AdaptiveTemperature):
+        return _adaptive(mechanism, q, k, v, key_mask)
     if not has_fast(mechanism) or not (q.is_cuda or k.shape[2] >= _LONG):
         return None
     (q2, k2) = views[0] if views else (None, None)
     return attend(
         mechanism, q, k, v, q2=q2, k2=k2, key_mask=key_mask, x=None if x is None else x.to(q.dtype)
     )  # fmt: skip
+
+
+def _adaptive(
+    mechanism: AdaptiveTemperature, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
+) -> Tensor | None:
+    """Entropies of the rows first, then a softmax with the temperatures that follow; both without a map."""
+    if not _in_blocks(mechanism, q, k.shape[2], key_mask):
+        return None
+    from theory_kernels import attention_statistics
+
+    with torch.autocast(q.device.type, enabled=False):
+        entropy = attention_statistics(q, k, query_offset=k.shape[2] - q.shape[2], need=("rows",)).entropy
+        assert entropy is not None
+        return _softmax((q * mechanism.sharpness(entropy)[..., None]).to(q.dtype), k, v, None)
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
