@@ -75,7 +75,8 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     found: int = -1
     intact: int = -1
-    seconds: float = 0.0
+    #: Whether the fault came after the run had ended, so that nothing was tried.
+    late: bool = False
 
     @property
     def good(self) -> bool:
@@ -238,6 +239,15 @@ class Run:
     def alive(self) -> bool:
         """Whether it still runs."""
         return self.process.poll() is None
+
+    def wait_for_cells(self, count: int) -> None:
+        """Wait until so many cells are in its results folder, or it has ended."""
+        folder = self.out / "cells"
+        while self.alive() and time.monotonic() - self.started < _PATIENCE:
+            with contextlib.suppress(OSError):
+                if sum(not name.startswith(".") for name in os.listdir(folder)) >= count:
+                    return
+            time.sleep(0.002)
 
     def wait_for(self, path: Path) -> None:
         """Wait until a file is there, or the run has ended."""

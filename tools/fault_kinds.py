@@ -36,14 +36,21 @@ class Kind:
     needs: str = ""
 
 
-def _sleep(bench: Bench, run: Run, rng: Rng, start: bool = False) -> None:
-    """Wait for a random moment of the run: while it draws, or anywhere from its very start."""
-    drawing = bench.reference.drawing
-    if start:
-        time.sleep(rng.uniform(0.0, bench.reference.seconds))
-        return
+def _strike(bench: Bench, run: Run, rng: Rng, number: int, group: bool = True) -> bool:
+    """Send a signal at a random moment; whether it came too late.
+
+    The moment is one after a random number of cells, from none to all but a few, is on the disk.
+    """
+    late = _wait(bench, run, rng)
+    run.signal(number, group)
+    return late
+
+
+def _wait(bench: Bench, run: Run, rng: Rng) -> bool:
     run.wait_for(run.out / "manifest.json")
-    time.sleep(rng.uniform(0.0, drawing))
+    run.wait_for_cells(int(rng.integers(0, bench.reference.cells - 5)))
+    time.sleep(rng.uniform(0.0, 0.05))
+    return not run.alive()
 
 
 def _begin(bench: Bench, *more: str, out: Path | None = None, **options: object) -> Run:
@@ -53,10 +60,10 @@ def _begin(bench: Bench, *more: str, out: Path | None = None, **options: object)
     return run
 
 
-def _after(run: Run, allowed: tuple[int, ...] = ()) -> Outcome:
+def _after(run: Run, allowed: tuple[int, ...] = (), late: bool = False) -> Outcome:
     """The end of a disturbed run: its exit code, if it may be told, must be one of those allowed."""
     code, text = run.finish()
-    outcome = Outcome(tracebacks=count_tracebacks(text))
+    outcome = Outcome(tracebacks=count_tracebacks(text), late=late)
     if allowed and code not in (*allowed, 0, 1, 3):
         outcome.tracebacks += 1
         outcome.notes.append(f"ended with {code}: {last_line(text)}")
@@ -73,68 +80,59 @@ def _after(run: Run, allowed: tuple[int, ...] = ()) -> Outcome:
 def kill_all(bench: Bench, rng: Rng) -> Outcome:
     """SIGKILL of the run and its workers; every other run draws in its own process."""
     run = _begin(bench, *(("--workers", "1") if rng.random() < 0.5 else ()), anew=bool(rng.random() < 0.2))
-    _sleep(bench, run, rng, start=bool(rng.random() < 0.2))
-    run.signal(signal.SIGKILL)
-    return bench.settle(run.out, _after(run))
+    late = _strike(bench, run, rng, signal.SIGKILL)
+    return bench.settle(run.out, _after(run, late=late))
 
 
 def kill_main(bench: Bench, rng: Rng) -> Outcome:
     """SIGKILL of the main process alone; its workers must go by themselves."""
     run = _begin(bench)
-    _sleep(bench, run, rng)
-    run.signal(signal.SIGKILL, group=False)
-    return bench.settle(run.out, _after(run))
+    late = _strike(bench, run, rng, signal.SIGKILL, group=False)
+    return bench.settle(run.out, _after(run, late=late))
 
 
 def kill_worker(bench: Bench, rng: Rng) -> Outcome:
     """SIGKILL of a worker of the process pool."""
     run = _begin(bench)
-    run.wait_for(run.out / "manifest.json")
-    while run.alive() and not run.workers():
-        time.sleep(0.01)
-    time.sleep(rng.uniform(0.0, 0.8 * bench.reference.drawing))
-    if pids := run.workers():
+    late = _wait(bench, run, rng)
+    pids = run.workers()
+    if pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(rng.choice(pids)), signal.SIGKILL)
-    return bench.settle(run.out, _after(run, (2,)))
+    return bench.settle(run.out, _after(run, (2,), late=late or not pids))
 
 
 def kill_resume(bench: Bench, rng: Rng) -> Outcome:
     """SIGKILL of a run, and SIGKILL again of its resume."""
     run = _begin(bench)
-    _sleep(bench, run, rng)
-    run.signal(signal.SIGKILL)
+    late = _strike(bench, run, rng, signal.SIGKILL)
     run.finish()
     again = _begin(bench, out=run.out, resume=True)
-    _sleep(bench, again, rng)
-    again.signal(signal.SIGKILL)
-    return bench.settle(run.out, _after(again))
+    late = _strike(bench, again, rng, signal.SIGKILL) or late
+    return bench.settle(run.out, _after(again, late=late))
 
 
 def terminate(bench: Bench, rng: Rng) -> Outcome:
     """SIGTERM of the main process, as a batch system sends it."""
     run = _begin(bench)
-    _sleep(bench, run, rng)
-    run.signal(signal.SIGTERM, group=False)
-    return bench.settle(run.out, _after(run, (-signal.SIGTERM, 130, 143)))
+    late = _strike(bench, run, rng, signal.SIGTERM, group=False)
+    return bench.settle(run.out, _after(run, (-signal.SIGTERM, 130, 143), late=late))
 
 
 def interrupt(bench: Bench, rng: Rng) -> Outcome:
     """Ctrl-C, which reaches the whole process group."""
     run = _begin(bench)
-    _sleep(bench, run, rng)
-    run.signal(signal.SIGINT)
-    return bench.settle(run.out, _after(run, (130,)))
+    late = _strike(bench, run, rng, signal.SIGINT)
+    return bench.settle(run.out, _after(run, (130,), late=late))
 
 
 def interrupt_twice(bench: Bench, rng: Rng) -> Outcome:
     """Ctrl-C, and again within a fifth of a second."""
     run = _begin(bench)
-    _sleep(bench, run, rng)
-    run.signal(signal.SIGINT)
+    late = _strike(bench, run, rng, signal.SIGINT)
     time.sleep(rng.uniform(0.0, 0.2))
     run.signal(signal.SIGINT)
-    return bench.settle(run.out, _after(run, (130, -signal.SIGINT)))
+    return bench.settle(run.out, _after(run, (130, -signal.SIGINT), late=late))
 
 
 def disk_full(bench: Bench, rng: Rng) -> Outcome:
@@ -142,6 +140,7 @@ def disk_full(bench: Bench, rng: Rng) -> Outcome:
     with small_disk(bench.work / "disk", f"{int(rng.integers(150, 650))}k") as disk:
         run = _begin(bench, out=disk / "r")
         outcome = _after(run, (2,))
+        outcome.late = run.process.returncode != 2
         remount(disk, "size=64m")
         return bench.settle(run.out, outcome)
 
@@ -149,17 +148,19 @@ def disk_full(bench: Bench, rng: Rng) -> Outcome:
 def file_limit(bench: Bench, rng: Rng) -> Outcome:
     """Writing fails with EFBIG: no file may be larger than a few hundred bytes or kilobytes."""
     run = _begin(bench, limit=int(2 ** rng.uniform(7, 14)))
-    return bench.settle(run.out, _after(run, (2,)))
+    outcome = _after(run, (2,))
+    outcome.late = run.process.returncode != 2
+    return bench.settle(run.out, outcome)
 
 
 def read_only(bench: Bench, rng: Rng) -> Outcome:
     """The disk becomes read-only while the run writes (tmpfs remounted)."""
     with small_disk(bench.work / "disk", "64m") as disk:
         run = _begin(bench, out=disk / "r")
-        _sleep(bench, run, rng)
+        late = _wait(bench, run, rng)
         while run.alive() and not remount(disk, "ro"):  # refused while a file is open for writing
             time.sleep(0.001)
-        outcome = _after(run, (2,))
+        outcome = _after(run, (2,), late=late)
         remount(disk, "rw")
         return bench.settle(run.out, outcome)
 
@@ -250,8 +251,9 @@ def kill_compact(bench: Bench, rng: Rng) -> Outcome:
     run = Run(("results", "compact", str(out), "--quiet"), bench.work)
     run.wait_for(out / ".compact.lock")
     time.sleep(rng.uniform(0.0, 0.4))
+    late = not run.alive()
     run.signal(signal.SIGKILL)
-    outcome = _after(run)
+    outcome = _after(run, late=late)
     outcome = bench.settle(out, outcome)
     _results("compact", out)  # and the next one tidies up
     bench.compare(out, outcome)
@@ -274,9 +276,8 @@ def compact_meanwhile(bench: Bench, rng: Rng) -> Outcome:
 def clock_back(bench: Bench, rng: Rng) -> Outcome:
     """The clock is set back by up to three years between two runs."""
     run = _begin(bench)
-    _sleep(bench, run, rng)
-    run.signal(signal.SIGKILL)
-    outcome = _after(run)
+    late = _strike(bench, run, rng, signal.SIGKILL)
+    outcome = _after(run, late=late)
     days = int(rng.integers(1, 1100))
     library = _libfaketime()
     if library is None:  # then the files come from the future, which is the same to whoever compares
@@ -302,11 +303,12 @@ def two_writers(bench: Bench, rng: Rng) -> Outcome:
     other = OVERLAP if rng.random() < 0.5 else None
     more = {} if other is None else {"sweep": other}
     second = bench.start(first.out, resume=True, **more)
+    second.out = first.out
+    late = False
     if rng.random() < 0.5:
-        time.sleep(rng.uniform(0.0, bench.reference.drawing))
-        (second if rng.random() < 0.5 else first).signal(signal.SIGKILL)
+        late = _strike(bench, second if rng.random() < 0.5 else first, rng, signal.SIGKILL)
     code, text = second.finish()
-    outcome = _after(first)
+    outcome = _after(first, late=late)
     outcome.tracebacks += count_tracebacks(text)
     if code not in (0, 1, 3, -signal.SIGKILL):
         outcome.lost += 1
@@ -317,9 +319,8 @@ def two_writers(bench: Bench, rng: Rng) -> Outcome:
 def leavings(bench: Bench, rng: Rng) -> Outcome:
     """What killed writers leave: temporary files, locks, halves of packs."""
     run = _begin(bench)
-    _sleep(bench, run, rng)
-    run.signal(signal.SIGKILL)
-    outcome = _after(run)
+    late = _strike(bench, run, rng, signal.SIGKILL)
+    outcome = _after(run, late=late)
     out = run.out
     for folder in (out, out / "cells", out / "packs"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -363,9 +364,10 @@ def version_one(bench: Bench, rng: Rng) -> Outcome:
     manifest = json.loads((out / "manifest.json").read_text())
     (out / "manifest.json").write_text(json.dumps({**manifest, "format": 1}))
     run = Run(("results", "migrate", str(out)), bench.work)
-    time.sleep(rng.uniform(0.3, 1.0) * min(3.0, bench.reference.seconds))
+    time.sleep(rng.uniform(0.0, 0.5))
+    late = not run.alive()
     run.signal(signal.SIGKILL)
-    return bench.settle(out, _after(run))
+    return bench.settle(out, _after(run, late=late))
 
 
 class Cluster:
@@ -440,11 +442,9 @@ def kill_dask(who: str) -> Fault:
     def apply(bench: Bench, rng: Rng) -> Outcome:
         dask = cluster(bench)
         run = _begin(bench, "--scheduler", dask.address)
-        run.wait_for(run.out / "manifest.json")
-        time.sleep(rng.uniform(0.2, 0.8 * bench.reference.drawing))
+        late = _wait(bench, run, rng)
         dask.kill("scheduler" if who == "scheduler" else f"worker-{rng.integers(2)}")
-        outcome = _after(run, (2,))
-        return bench.settle(run.out, outcome)
+        return bench.settle(run.out, _after(run, (2,), late=late))
 
     return apply
 
@@ -453,9 +453,8 @@ def kill_dask_client(bench: Bench, rng: Rng) -> Outcome:
     """SIGKILL of a run that uses Dask."""
     dask = cluster(bench)
     run = _begin(bench, "--scheduler", dask.address)
-    _sleep(bench, run, rng)
-    run.signal(signal.SIGKILL)
-    return bench.settle(run.out, _after(run), "--scheduler", cluster(bench).address)
+    late = _strike(bench, run, rng, signal.SIGKILL)
+    return bench.settle(run.out, _after(run, late=late), "--scheduler", cluster(bench).address)
 
 
 KINDS = (

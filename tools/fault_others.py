@@ -43,9 +43,10 @@ def _killed(bench: Bench, words: tuple[str, ...], sign: Path, longest: float, rn
     run = Run(words, bench.work)
     run.wait_for(sign)
     time.sleep(rng.uniform(0.0, longest))
+    late = not run.alive()
     run.signal(signal.SIGKILL)
     _, text = run.finish()
-    outcome = Outcome(tracebacks=count_tracebacks(text))
+    outcome = Outcome(tracebacks=count_tracebacks(text), late=late)
     code, text = Run(words, bench.work).finish()
     outcome.tracebacks += count_tracebacks(text)
     if code != 0:

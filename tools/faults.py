@@ -40,6 +40,9 @@ from fault_kinds import KINDS, Kind, stop_cluster
 
 from theory_lab.store.versions import provenance
 
+#: A fault that comes after its run has ended is tried again, at another moment.
+_ATTEMPTS = 8
+
 
 @dataclass
 class Record:
@@ -117,11 +120,15 @@ def _try(bench: Bench, kind: Kind, options: argparse.Namespace) -> list[Record]:
     """All faults of a kind."""
     records = []
     for trial in range(max(1, round(kind.count * options.share))):
-        rng = np.random.default_rng([options.seed, KINDS.index(kind), trial])
         began = time.monotonic()
         before = set(bench.work.iterdir())
         try:
-            outcome = kind.apply(bench, rng)
+            for attempt in range(_ATTEMPTS):
+                outcome = kind.apply(bench, np.random.default_rng([options.seed, KINDS.index(kind), trial, attempt]))
+                if not outcome.late or not outcome.good:
+                    break
+            else:
+                raise RuntimeError(f"{_ATTEMPTS} times the run ended before the fault")
         except Exception as error:  # a fault of the harness is no success of the store
             outcome = Outcome(
                 lost=1, notes=[f"the harness failed: {error!r} {traceback.format_exc().splitlines()[-3:]}"]

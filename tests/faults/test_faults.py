@@ -77,3 +77,20 @@ def test_table_and_records(
         ("rows", 3, 6),
     ]
     assert len(pd.read_csv(out / "faults.csv")) == 5
+
+
+def test_the_page_states_what_was_measured() -> None:
+    """docs/reliability.md against figures/reliability: its sum, and each of its rows."""
+    root = Path(faults.__file__).resolve().parents[1]
+    page = (root / "docs" / "reliability.md").read_text(encoding="utf-8")
+    summary = json.loads((root / "figures" / "reliability" / "summary.json").read_text())
+    records = pd.read_csv(root / "figures" / "reliability" / "faults.csv")
+    names = ("tried", "lost", "changed", "tracebacks", "untidy")
+    total = {name: sum(kind[name] for kind in summary["kinds"]) for name in (*names, "sigkills")}
+    assert total["tried"] == summary["faults"] == len(records)
+    assert total["lost"] == records.lost.sum()
+    assert total["changed"] == records.changed.sum()
+    assert f"{total['tried']} faults of {len(summary['kinds'])} kinds, with {total['sigkills']} SIGKILLs" in page
+    assert f"{total['lost']} results lost, {total['changed']} changed" in page
+    for kind in summary["kinds"]:
+        assert f"(`{kind['kind']}`) | " + " | ".join(str(kind[name]) for name in names) + " |" in page
