@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
-import json
 import os
 import re
 import zlib
@@ -16,9 +14,10 @@ from typing import NamedTuple
 
 from theory_lab.corpus.plain import clean, from_html, from_man, from_pod
 from theory_lab.errors import InputError
+from theory_lab.outside import parse_json
 
-#: Largest file read, in bytes, unpacked.
-MOST_BYTES = 1 << 30
+#: Largest file read, in bytes, and largest text that is unpacked of one.
+MOST_BYTES, MOST_UNPACKED = 1 << 30, 1 << 28
 _MAN = re.compile(r"\.[1-9][a-zA-Z0-9]*$")
 _LINES = (".jsonl", ".ndjson")
 
@@ -74,6 +73,28 @@ def decode_documentation(raw: bytes) -> str | None:
     return raw.decode("latin-1") if text is None and b"\0" not in raw[:8192] else text
 
 
+def unpacked(raw: bytes, most: int = MOST_UNPACKED) -> bytes:
+    """What a gzip file holds, of one member or several.
+
+    Raises
+    ------
+    OSError
+        If it would be more than ``most`` bytes: a thousandth of that may be enough to say so.
+    EOFError, zlib.error
+        If it is damaged.
+    """
+    found = bytearray()
+    while raw:
+        member = zlib.decompressobj(31)
+        found += member.decompress(raw, most + 1 - len(found))
+        if len(found) > most:
+            raise OSError(f"more than {most >> 20} MiB unpacked")
+        if not member.eof:
+            raise EOFError("it ends too soon")
+        raw = member.unused_data.lstrip(b"\0")
+    return bytes(found)
+
+
 def plain_text(name: str, raw: bytes, *, documentation: bool = False) -> str | None:
     """The words of a file by what its name says it is; None if it is no text.
 
@@ -87,7 +108,7 @@ def plain_text(name: str, raw: bytes, *, documentation: bool = False) -> str | N
     """
     if name.endswith((".gz", ".dz")):
         try:
-            raw = gzip.decompress(raw) if len(raw) <= MOST_BYTES else b""
+            raw = unpacked(raw)
         except (OSError, EOFError, zlib.error):
             return None
         name = name[:-3]
@@ -180,12 +201,12 @@ def _json_lines(name: str, raw: bytes, column: str) -> Iterator[Document]:
     """One object a line, its text under ``column``."""
     if name.endswith(".gz"):
         with contextlib.suppress(OSError, EOFError, zlib.error):
-            raw = gzip.decompress(raw)
+            raw = unpacked(raw)
     for number, line in enumerate((decode(raw) or "").splitlines(), 1):
         if not line.strip():
             continue
         try:
-            text = json.loads(line)[column]
+            text = parse_json(line)[column]
         except (ValueError, KeyError, TypeError):
             raise InputError(
                 "source", f"{name}, line {number}", f"a JSON object with text under '{column}' is allowed (--column)"

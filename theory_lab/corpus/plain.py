@@ -105,8 +105,9 @@ _ESCAPED = {
     "co": "(c)", "rs": "\\", "ti": "~", "ha": "^", "ga": "`", "mc": "u", "+-": "+-", "->": "->", "<=": "<=", ">=": ">=",
     "C+": "C++", "L\"": '"', "R\"": '"', "PI": "pi", "--": "--", "la": "<", "ra": ">", "dg": "+", "tm": "(TM)",
 }  # fmt: skip
-_FONT = re.compile(r"\\f(\[[^]]*\]|\(..|.)|\\m(\[[^]]*\]|\(..|.)|\\s[-+]?\d+|\\s\([-+]?\d\d")
-_SPECIAL = re.compile(r"\\\[([^]]+)\]|\\\((..)|\\\*\[([^]]+)\]|\\\*\((..)|\\\*(.)")
+# Names end within a few letters: whatever opens one without an end would otherwise be searched to the end of the line.
+_FONT = re.compile(r"\\f(\[[^]]{0,64}\]|\(..|.)|\\m(\[[^]]{0,64}\]|\(..|.)|\\s[-+]?\d+|\\s\([-+]?\d\d")
+_SPECIAL = re.compile(r"\\\[([^]]{1,64})\]|\\\((..)|\\\*\[([^]]{1,64})\]|\\\*\((..)|\\\*(.)")
 _ARGUMENT = re.compile(r'"((?:[^"]|"")*)"|((?:\\ |\S)+)')
 #: Macros whose arguments are text, in fonts that plain text does not have.
 _TEXT = frozenset(("B", "I", "R", "BR", "RB", "IB", "BI", "IR", "RI", "SM", "SB"))
@@ -180,7 +181,7 @@ def _unescape(text: str) -> str:
     text = _SPECIAL.sub(_special, text)
     for sign, plain in (("\\-", "-"), ("\\ ", " "), ("\\~", " "), ("\\0", " "), ("\\e", "\\\0"), ("\\'", "'")):
         text = text.replace(sign, plain)
-    text = re.sub(r"\\[&|^%:,/cdu)]|\\[hvw]'[^']*'", "", text)
+    text = re.sub(r"\\[&|^%:,/cdu)]|\\[hvw]'[^']{0,200}'", "", text)
     return re.sub(r"\\(?!\0)", "", text).replace("\\\0", "\\")
 
 
@@ -193,7 +194,8 @@ def _special(match: re.Match[str]) -> str:
 
 # POD
 
-_POD = re.compile(r"([A-Z])(?:<<+\s+(.*?)\s+>>+|<([^<>]*)>)", re.DOTALL)
+# A code of many brackets ends within a paragraph, for the same reason.
+_POD = re.compile(r"([A-Z])(?:<<{1,8}\s++(.{0,1000}?)\s>>{1,8}|<([^<>]*)>)", re.DOTALL)
 _ENTITIES = {"lt": "<", "gt": ">", "verbar": "|", "sol": "/", "amp": "&", "quot": '"'}
 
 
@@ -223,7 +225,7 @@ def _codes(text: str) -> str:
 
 
 def _code(match: re.Match[str]) -> str:
-    kind, inner = match[1], match[2] if match[2] is not None else match[3]
+    kind, inner = match[1], match[2].rstrip() if match[2] is not None else match[3]
     if kind in "XZ":
         return ""
     if kind == "E":
