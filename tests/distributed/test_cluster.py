@@ -37,9 +37,7 @@ from theory_lab.store import Store
 
 GRID = Settings(noise=("gaussian", "two-point"), length=(2, 100, 10**6), rho=(0.0, 0.3), trials=300_000)
 LENGTHS = (*(2 * 4**k for k in range(10)), 2**20)
-SWEEP = Settings(
-    ("tda-4.3",), noise=("gaussian",), length=tuple(2 * 4**k for k in range(10)) + (2**20,), kappa=(1.0, 2.0)
-)
+SWEEP = Settings(("tda-4.3",), noise=("gaussian",), length=LENGTHS, kappa=(1.0, 2.0))
 RESULTS = [name for name in COLUMNS if name != "seconds"]
 
 

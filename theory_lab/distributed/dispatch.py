@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from theory_lab.distributed.pace import Pace
+from theory_lab.distributed.pace import FIRST_BATCHES, Pace
 
 #: Batches of a worker: one runs while the next waits there for it.
 _DEPTH = 2
@@ -126,6 +126,8 @@ class Dispatcher:
         if self._suspects:
             return self._send((self._suspects.popleft(),), now, suspect=True)
         if self._waiting:
+            if len(self._flying) >= FIRST_BATCHES and not self._pace.knows(self._kinds[self._waiting[0]]):
+                return None  # the first results say how much to send
             return self._send(self._take(workers, until - now), now)
         # Nothing shares a worker with what may end it.
         if self._quarantine and not self._flying:

@@ -12,6 +12,7 @@ _LONGEST = 20.0
 #: While a kind of task was never measured, its estimates may be off a hundredfold: its batches are short, and few.
 _FIRST = 0.1
 _FIRST_TASKS = 8
+FIRST_BATCHES = 64
 _SHORTEST = 0.05
 #: Part of the time that the sending process may spend on sending and receiving.
 _SHARE = 0.4
@@ -68,7 +69,8 @@ class Pace:
         """Seconds of work for the next batch.
 
         Half a second on a small cluster; more where the sending process could not keep up with so many workers; less
-        towards the end of the work, so that all workers end together, or of the time.
+        towards the end of the work, so that all workers end together, or of the time. Never less than the sending
+        process needs for a batch to each worker: shorter ones would only make the workers wait for it.
 
         Parameters
         ----------
@@ -79,8 +81,9 @@ class Pace:
         until : float
             Seconds to the deadline.
         """
-        wanted = min(max(_TARGET, workers * self.batch_cost / _SHARE), _LONGEST)
-        return max(_SHORTEST, min(wanted, left / (_LAST * workers), until / _LAST))
+        round_trip = workers * self.batch_cost
+        wanted = min(max(_TARGET, round_trip / _SHARE), _LONGEST)
+        return min(max(_SHORTEST, round_trip, min(wanted, left / (_LAST * workers))), max(until / _LAST, _SHORTEST))
 
     def first(self) -> tuple[float, int]:
         """Seconds of estimated work, and tasks, in a batch of a kind that was never measured."""

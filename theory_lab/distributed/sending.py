@@ -105,7 +105,7 @@ class Sending:
             batches.append(batch)
         for batch in batches:
             self._submit(batch)
-        if not batches:
+        if not batches and not self._ended.has_ready():
             held = list(self._futures.values())
             late = self._plan.late(now, self._threads, deadline)
             others = self._workers_without(held) if late else None

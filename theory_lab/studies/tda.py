@@ -153,7 +153,8 @@ def _plan(study: str, two_views: bool) -> Callable[[Request], list[Piece]]:
                 pieces.append(
                     Piece.of(
                         study, _cost(noise, constants, lengths, rows, 1 + two_views), noise=noise,
-                        identity=get_family(noise).identity, lengths=lengths, rows=rows, subject=", ".join([noise, *varied]), **chosen,
+                        identity=get_family(noise).identity, lengths=lengths, rows=rows,
+                        subject=", ".join([noise, *varied]), **chosen,
                     )
                 )  # fmt: skip
         return pieces
