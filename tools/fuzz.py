@@ -64,6 +64,10 @@ def main() -> int:
         if not names:
             parser.error(f"coverage: it is for {', '.join(BYTES)}")
     whole = sum(targets[name].share for name in names)
+    if not chosen.coverage:
+        import fuzz_harness
+
+        fuzz_harness.warm(any(targets[name].heavy for name in names))
     end = None if chosen.minutes is None else time.monotonic() + 60 * chosen.minutes
     report: dict[str, Any] = {"seed": chosen.seed, "targets": {}}
     began = time.monotonic()
@@ -171,7 +175,8 @@ def _target(name: str, seed: int, first: int, inputs: int, until: float | None) 
 
 def _part(name: str, seed: int, first: int, last: int, until: float | None) -> tuple[dict[str, Any], int]:
     """Inputs ``first`` to ``last`` in one process; what was found, and the first input that is not done."""
-    context = multiprocessing.get_context("spawn")
+    # A fork has everything imported already; what is imported starts no threads.
+    context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(name, seed, first, last, until, theirs))
     process.start()
@@ -182,7 +187,7 @@ def _part(name: str, seed: int, first: int, last: int, until: float | None) -> t
             if not ours.poll(_SILENT):
                 process.kill()
                 return _ended(name, latest, "hang", f"no answer within {_SILENT:g} s")
-            latest = ours.recv()
+            latest = _later(latest, ours.recv())
             if "broken" in latest:
                 sys.exit(latest["broken"])
             if latest.get("finished"):
@@ -191,6 +196,11 @@ def _part(name: str, seed: int, first: int, last: int, until: float | None) -> t
     except EOFError:
         process.join()
         return _ended(name, latest, "crash", f"the process ended with code {process.exitcode}")
+
+
+def _later(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What a process said last; the tally of its last full word."""
+    return now if now.get("tally") or "broken" in now else {**now, "tally": before.get("tally")}
 
 
 def _ended(name: str, latest: dict[str, Any], kind: str, words: str) -> tuple[dict[str, Any], int]:
@@ -213,7 +223,6 @@ def _work(name: str, seed: int, first: int, last: int, until: float | None, pipe
 
     warnings.simplefilter("ignore")
     target = next(one for one in TARGETS if one.name == name)
-    harness.warm(target.heavy)
     tally = harness.Tally(name)
     with harness.workshop() as place:
         index, began = first, time.monotonic()
@@ -224,11 +233,10 @@ def _work(name: str, seed: int, first: int, last: int, until: float | None, pipe
             except Exception as error:  # a fault of the fuzzer
                 pipe.send({"broken": f"input {index} of {name} cannot be made: {error!r}"})
                 raise
-            if time.monotonic() - told > 1.0 or index - first < 50:
+            pipe.send({"at": index, "tally": None})
+            if time.monotonic() - told > 5.0:
                 pipe.send({"at": index, "tally": _plain(tally)})
                 told = time.monotonic()
-            else:
-                pipe.send({"at": index, "tally": _plain(tally)}) if index % 50 == 0 else None
             harness.run_one(target, value, place, tally, index)
             if not warm and (index - first == 30 or time.monotonic() - began > 20):
                 warm, memory = True, harness.status("VmRSS")  # whatever is imported is imported by now
