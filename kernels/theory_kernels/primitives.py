@@ -79,6 +79,28 @@ def sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED: tl.constexpr):
 
 
 @triton.jit
+def head_at(X, b, h, first, xb, xh, xt):
+    """Where row ``first`` of head h of sequence b of X lies, by its strides; offsets pass 2^31."""
+    return X + b.to(tl.int64) * xb + h.to(tl.int64) * xh + first.to(tl.int64) * xt
+
+
+@triton.jit
+def row_block(
+    LAYOUT, N, H, G, MAX_Q, MAX_K, OFFSET, BLOCKS, BM: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr
+):  # fmt: skip
+    """What a program that owns a block of BM rows of one query head works on.
+
+    Number of the head among all, its batch entry, query head, key head and first row; then what :func:`sequence` says.
+    The last rows come first: under a causal mask they see the most keys.
+    """
+    nh, block = tl.program_id(0) // BLOCKS, BLOCKS - 1 - tl.program_id(0) % BLOCKS
+    n, h = nh // H, nh % H
+    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
+    b = n * 0 if PACKED else n
+    return nh, b, h, h // (H // G), block * BM, q0, q_len, k0, k_len, off
+
+
+@triton.jit
 def first_bit(word):
     """Index of the lowest set bit of a non-zero int32."""
     low = (word & -word).to(tl.uint32, bitcast=True)

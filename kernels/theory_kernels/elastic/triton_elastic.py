@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ..attention.backward import _narrow_dot
-from ..primitives import SIZES, dot, fast_log2, load_rows, narrow, sequence
+from ..primitives import SIZES, dot, fast_log2, load_rows, narrow, row_block, sequence
 
 # Values of PRUNE.
 SOFT, DROP, RENORMALIZE, EXACT = (tl.constexpr(i) for i in range(4))
@@ -88,18 +88,13 @@ def elastic_forward(
     WEIGHT: tl.constexpr, PRUNE: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
     PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
-    nh = pid // BLOCKS
-    # The last rows of a causal call see the most keys, so they come first.
-    block = BLOCKS - 1 - pid % BLOCKS
-    n, h = nh // H, nh % H
-    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
-    first = block * BM
+    _, b, h, g, first, q0, q_len, k0, k_len, off = row_block(
+        LAYOUT, N, H, G, MAX_Q, MAX_K, OFFSET, BLOCKS, BM, RAGGED, PACKED
+    )
     if first >= q_len:
         return
-    b = n * 0 if PACKED else n
     row = (b * H + h).to(tl.int64) * T + q0
-    at = (b * G + h // (H // G)).to(tl.int64) * S + k0
+    at = (b * G + g).to(tl.int64) * S + k0
     rows, cols, vcols = first + tl.arange(0, BM), tl.arange(0, DP), tl.arange(0, EP)
     pos = rows + off
     q = load_rows(Q + row * D, first, q_len, cols, D, D, DP, BM, True)
@@ -202,17 +197,13 @@ def elastic_queries(
     WEIGHT: tl.constexpr, PRUNE: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr,
     PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
-    nh = pid // BLOCKS
-    block = BLOCKS - 1 - pid % BLOCKS
-    n, h = nh // H, nh % H
-    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
-    first = block * BM
+    _, b, h, g, first, q0, q_len, k0, k_len, off = row_block(
+        LAYOUT, N, H, G, MAX_Q, MAX_K, OFFSET, BLOCKS, BM, RAGGED, PACKED
+    )
     if first >= q_len:
         return
-    b = n * 0 if PACKED else n
     row = (b * H + h).to(tl.int64) * T + q0
-    at = (b * G + h // (H // G)).to(tl.int64) * S + k0
+    at = (b * G + g).to(tl.int64) * S + k0
     rows, cols, vcols = first + tl.arange(0, BM), tl.arange(0, DP), tl.arange(0, EP)
     pos = rows + off
     there = rows < q_len

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import SIZES, dot, load_rows, narrow, sequence
+from ..primitives import SIZES, dot, head_at, load_rows, narrow, row_block, sequence
 from .forward import load_items, numbers, products
 from .lists import last_keys, list_of, seen_by, sees
 from .weights import eighths, log_weights, narrow_dot, weights
@@ -89,21 +89,18 @@ def query_kernel(
     ALPHA: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    nh, block = tl.program_id(0) // BLOCKS, BLOCKS - 1 - tl.program_id(0) % BLOCKS
-    n, h = nh // H, nh % H
-    g = h // (H // G)
-    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
-    first = block * BM
+    nh, b, h, g, first, q0, q_len, k0, k_len, off = row_block(
+        LAYOUT, N, H, G, MAX_Q, MAX_K, OFFSET, BLOCKS, BM, RAGGED, PACKED
+    )
     if first >= q_len:
         return
-    b = n * 0 if PACKED else n
     rows = first + tl.arange(0, BM)
     exists = rows < q_len
     last = last_keys(rows, off, q_len, k_len, CAUSAL)
     cols, vcols = tl.arange(0, DP), tl.arange(0, EP)
-    q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
-    k_at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
-    v_at = V + b.to(tl.int64) * vb + g.to(tl.int64) * vh + k0.to(tl.int64) * vt
+    q_at = head_at(Q, b, h, q0, qb, qh, qt)
+    k_at = head_at(K, b, g, k0, kb, kh, kt)
+    v_at = head_at(V, b, g, k0, vb, vh, vt)
     row = (b * H + h).to(tl.int64) * T + q0
     q = load_rows(q_at, first, q_len, cols, qt, D, DP, BM, True)
     do = load_rows(DO + row * E, first, q_len, vcols, E, E, EP, BM, True)
@@ -205,8 +202,8 @@ def key_kernel(
     b = n * 0 if PACKED else n
     keys = first + tl.arange(0, BN)
     cols, vcols = tl.arange(0, DP), tl.arange(0, EP)
-    k_at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
-    v_at = V + b.to(tl.int64) * vb + g.to(tl.int64) * vh + k0.to(tl.int64) * vt
+    k_at = head_at(K, b, g, k0, kb, kh, kt)
+    v_at = head_at(V, b, g, k0, vb, vh, vt)
     k = load_rows(k_at, first, k_len, cols, kt, D, DP, BN, True)
     v = load_rows(v_at, first, k_len, vcols, vt, E, EP, BN, True)
     dk, dv = tl.zeros([BN, DP], tl.float32), tl.zeros([BN, EP], tl.float32)
@@ -215,7 +212,7 @@ def key_kernel(
     for r in range(H // G):
         h = g * (H // G) + r
         eps = tl.load(EPS + h)
-        q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
+        q_at = head_at(Q, b, h, q0, qb, qh, qt)
         row = (b * H + h).to(tl.int64) * T + q0
         given = tl.load(FACTOR + b * fb + h * fh)
         items, begin, even, end = ITEMS, some // BM * BM, some // BM * BM, q_len

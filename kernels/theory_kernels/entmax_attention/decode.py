@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import SIZES, dot, load_rows, maxima, sequence
+from ..primitives import SIZES, dot, head_at, load_rows, maxima, sequence
 from .lists import last_keys
 from .weights import eighths, largest_root, solver_step, weights
 
@@ -43,7 +43,7 @@ def scores_kernel(
     cols = tl.arange(0, DP)
     q_at = Q + b.to(tl.int64) * qb + head.to(tl.int64)[:, None] * qh + (q0 + t).to(tl.int64)[:, None] * qt
     q = tl.load(q_at + cols[None, :], mask=exists[:, None] & (cols < D)[None, :], other=0.0)
-    k_at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
+    k_at = head_at(K, b, g, k0, kb, kh, kt)
     row = (n * H + head).to(tl.int64) * MAX_Q + t
     for j in range(split * SPAN, tl.minimum(split * SPAN + SPAN, NL)):
         keys = j * BN + tl.arange(0, BN)
@@ -182,6 +182,18 @@ def _advanced(ROWS, SUMS, row, plane, TURN, SPLITS, eps, PARTS: tl.constexpr, MO
     return state, low, high, large
 
 
+@triton.jit
+def _numbers(
+    at, FACTOR, EPS, LAYOUT, N, H, MAX_Q, MAX_K, OFFSET, fb, fh, ft, RAGGED: tl.constexpr, PACKED: tl.constexpr
+):  # fmt: skip
+    """alpha - 1 of a row, and what its products are multiplied with."""
+    n, h = at // MAX_Q // H, at // MAX_Q % H
+    q0, _, _, _, _ = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
+    b = n * 0 if PACKED else n
+    eps = tl.load(EPS + h)
+    return eps, tl.load(FACTOR + b * fb + h * fh + (q0 + at % MAX_Q) * ft) * eps
+
+
 @triton.jit(do_not_specialize=[*SIZES, "TURN", "ALONE"])
 def sums_kernel(
     SCORES, FACTOR, EPS, ITEMS, ROWS, COUNTS, SUMS, LAYOUT, N, H, MAX_Q, MAX_K, OFFSET, NL, plane, ALONE, TURN, SPLITS,
@@ -194,12 +206,7 @@ def sums_kernel(
     length = tl.load(COUNTS + row)
     if length <= ALONE:
         return
-    nh, t = at // MAX_Q, at % MAX_Q
-    n, h = nh // H, nh % H
-    q0, _, _, _, _ = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
-    b = n * 0 if PACKED else n
-    eps = tl.load(EPS + h)
-    factor = tl.load(FACTOR + b * fb + h * fh + (q0 + t) * ft) * eps
+    eps, factor = _numbers(at, FACTOR, EPS, LAYOUT, N, H, MAX_Q, MAX_K, OFFSET, fb, fh, ft, RAGGED, PACKED)
     # Every program takes the step by itself, with the same bits; one of them writes it down.
     state, low, high, large = _advanced(ROWS, SUMS, row, plane, TURN, SPLITS, eps, PARTS, MODE)
     if (split == 0) & (TURN > 1):
@@ -232,12 +239,9 @@ def finish_kernel(
     length = tl.load(COUNTS + row)
     if length <= ALONE:
         return
-    nh, t = tl.program_id(0) // MAX_Q, tl.program_id(0) % MAX_Q
-    n, h = nh // H, nh % H
-    q0, _, _, _, _ = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
-    b = n * 0 if PACKED else n
-    eps = tl.load(EPS + h)
-    factor = tl.load(FACTOR + b * fb + h * fh + (q0 + t) * ft) * eps
+    eps, factor = _numbers(
+        tl.program_id(0), FACTOR, EPS, LAYOUT, N, H, MAX_Q, MAX_K, OFFSET, fb, fh, ft, RAGGED, PACKED
+    )
     state, low, high, large = _advanced(ROWS, SUMS, row, plane, TURN, SPLITS, eps, PARTS, MODE)
     state = _solve(
         SCORES, ITEMS, row, NL, length, tl.load(ROWS + row), factor, state, low, high, large, eps, BN, CHUNK, MODE
@@ -265,7 +269,7 @@ def values_kernel(
         eps = tl.load(EPS + h)
         factor = tl.load(FACTOR + b * fb + h * fh + (q0 + t) * ft) * eps
         anchor, state = tl.load(ROWS + row), tl.load(ROWS + plane + row)
-        v_at = V + b.to(tl.int64) * vb + (h // (H // G)).to(tl.int64) * vh + k0.to(tl.int64) * vt
+        v_at = head_at(V, b, h // (H // G), k0, vb, vh, vt)
         part = tl.cdiv(length, SPLITS)
         for slot in tl.range(split * part, tl.minimum(split * part + part, length), num_stages=STAGES):
             tile = tl.load(ITEMS + row * NL + slot)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import SIZES, dot, load_rows, narrow, sequence
+from ..primitives import SIZES, dot, head_at, load_rows, narrow, row_block
 from .lists import last_keys, list_of, sees
 from .weights import eighths, largest_root, narrow_dot, solver_step, weights
 
@@ -95,21 +95,18 @@ def forward_kernel(
     LISTED: tl.constexpr, KEEP: tl.constexpr, TRIES: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
     PACKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    nh, block = tl.program_id(0) // BLOCKS, BLOCKS - 1 - tl.program_id(0) % BLOCKS
-    n, h = nh // H, nh % H
-    g = h // (H // G)
-    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
-    first = block * BM
+    nh, b, h, g, first, q0, q_len, k0, k_len, off = row_block(
+        LAYOUT, N, H, G, MAX_Q, MAX_K, OFFSET, BLOCKS, BM, RAGGED, PACKED
+    )
     if first >= q_len:
         return
-    b = n * 0 if PACKED else n
     rows = first + tl.arange(0, BM)
     exists = rows < q_len
     last = last_keys(rows, off, q_len, k_len, CAUSAL)
     cols, vcols = tl.arange(0, DP), tl.arange(0, EP)
-    q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
-    k_at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
-    v_at = V + b.to(tl.int64) * vb + g.to(tl.int64) * vh + k0.to(tl.int64) * vt
+    q_at = head_at(Q, b, h, q0, qb, qh, qt)
+    k_at = head_at(K, b, g, k0, kb, kh, kt)
+    v_at = head_at(V, b, g, k0, vb, vh, vt)
     row = (b * H + h).to(tl.int64) * T + q0
     q = load_rows(q_at, first, q_len, cols, qt, D, DP, BM, True)
     eps = tl.load(EPS + h)

@@ -18,7 +18,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import SIZES, any_bits, bit_count, dot, either, first_bit, higher, load_rows, maxima, sequence
+from ..primitives import (
+    SIZES,
+    any_bits,
+    bit_count,
+    dot,
+    either,
+    first_bit,
+    head_at,
+    higher,
+    load_rows,
+    maxima,
+    row_block,
+    sequence,
+)
 from .weights import largest_root, solver_step, weights
 
 
@@ -32,7 +45,7 @@ def norms_kernel(
     n, g = ng // G, ng % G
     _, _, k0, k_len, _ = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
     b = n * 0 if PACKED else n
-    at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
+    at = head_at(K, b, g, k0, kb, kh, kt)
     x = load_rows(at, block * BR, k_len, tl.arange(0, DP), kt, D, DP, BR, True).to(tl.float32)
     size = tl.sqrt(tl.max(tl.sum(x * x, 1), 0))
     tl.atomic_max(NORMS + ng, size.to(tl.int32, bitcast=True))
@@ -110,19 +123,16 @@ def bounds_kernel(
     A row with a score of NaN or +inf, or a factor that is negative or no finite number, has the state NaN, which makes
     its output and gradients NaN, and the level -inf, with which every block of keys lists it.
     """
-    nh, block = tl.program_id(0) // BLOCKS, BLOCKS - 1 - tl.program_id(0) % BLOCKS
-    n, h = nh // H, nh % H
-    g = h // (H // G)
-    q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
-    first = block * BM
+    nh, b, h, g, first, q0, q_len, k0, k_len, off = row_block(
+        LAYOUT, N, H, G, MAX_Q, MAX_K, OFFSET, BLOCKS, BM, RAGGED, PACKED
+    )
     if first >= q_len:
         return
-    b = n * 0 if PACKED else n
     rows = first + tl.arange(0, BM)
     last = last_keys(rows, off, q_len, k_len, CAUSAL)
     cols = tl.arange(0, DP)
-    q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
-    at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
+    q_at = head_at(Q, b, h, q0, qb, qh, qt)
+    at = head_at(K, b, g, k0, kb, kh, kt)
     q = load_rows(q_at, first, q_len, cols, qt, D, DP, BM, True)
     hi = k_len
     full = k_len // BN
@@ -159,7 +169,7 @@ def bounds_kernel(
     total, slope, count = _slot_sums(raw, factor, state, eps, filled, MODE)
     state = tl.where(total >= 1.0, tl.minimum(state, high), high)
     wide = q.to(tl.float32)
-    size = tl.load(NORMS + n * G + g).to(tl.float32, bitcast=True)
+    size = tl.load(NORMS + nh // H * G + g).to(tl.float32, bitcast=True)
     # Products and their sums in float32 (or three tf32 products) are off by a few (D + 8) units of rounding of |q| |k|.
     slack = (D + 8) * 4.8e-7 * tl.sqrt(tl.sum(wide * wide, 1)) * size
     positive = factor > 0.0
@@ -257,8 +267,8 @@ def lists_kernel(
     q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
     first = block * OWN
     b = n * 0 if PACKED else n
-    q_at = Q + b.to(tl.int64) * qb + h.to(tl.int64) * qh + q0.to(tl.int64) * qt
-    k_at = K + b.to(tl.int64) * kb + g.to(tl.int64) * kh + k0.to(tl.int64) * kt
+    q_at = head_at(Q, b, h, q0, qb, qh, qt)
+    k_at = head_at(K, b, g, k0, kb, kh, kt)
     levels_at = LEVELS + (b * H + h).to(tl.int64) * T + q0
     cols = tl.arange(0, DP)
     low = n * 0
