@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: check test lint format types figures docs bench faults clean notebooks lab dist smoke
+.PHONY: check test lint format types figures docs bench faults fuzz clean notebooks lab dist smoke
 .DELETE_ON_ERROR:
 
 # The main job: every claim over every noise family, as a table and a picture. Exit code 1 says that a paper's claim is
@@ -53,6 +53,11 @@ bench: $(VENV)/.core
 	$(BIN)/python benchmarks/sampling.py
 
 # Runs disturbed in every way that a machine or a user might, resumed, and compared with undisturbed ones: about 230 faults.
+# Everything that reads what strangers wrote, with INPUTS inputs; see SECURITY.md.
+INPUTS ?= 20000
+fuzz: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz.py --inputs $(INPUTS)
+
 faults: $(VENV)/.test
 	$(BIN)/python tools/faults.py --out figures/reliability
 
