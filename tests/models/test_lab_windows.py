@@ -83,7 +83,7 @@ def agree(made, pairs, v, x, slopes, kinds=(torch.float64, torch.float32)) -> No
 def test_windows_give_what_the_definition_gives(name):
     made = mechanism(name)
     slopes = nape_slopes(HEADS, steepest=2.0)
-    for keys, queries, groups, size in ((257, 257, 4, 1.0), (389, 130, 2, 2.0), (211, 211, 1, 0.1)):
+    for keys, queries, groups, size in ((161, 161, 4, 1.0), (251, 90, 2, 2.0), (129, 129, 1, 0.1)):
         agree(made, *operands(made, keys, queries, groups, size), slopes)
 
 
@@ -91,14 +91,18 @@ def test_windows_give_what_the_definition_gives(name):
 def test_large_scores_win_against_any_distance(name):
     made = mechanism(name)
     slopes = nape_slopes(HEADS, steepest=0.5)
-    pairs, v, x = operands(made, 300, 300, 4, 1.0)
+    pairs, v, x = operands(made, 150, 150, 4, 1.0)
     (q, k), *_ = pairs
     k[:, :, 40] *= 50.0  # its scores reach farther than the text
     agree(made, pairs, v, x, slopes)
     with torch.inference_mode():
         weights = defined(made, narrow(pairs), narrow(v), narrow(x), slopes)[1]
-    assert (weights[:, -1, 240:, 40] > 0).any()
+    assert (weights[:, -1, 120:, 40] > 0).any()
     q[:, :, 7] = 0.0  # all scores equal
+    agree(made, pairs, v, x, slopes)
+    # The bound itself: one key as good as it allows, all others, the row's own too, as bad.
+    q[:], k[:] = DIM**0.25, -10.0 / DIM**0.75
+    k[:, :, 5] *= -1.0
     agree(made, pairs, v, x, slopes)
 
 
@@ -121,6 +125,21 @@ def test_no_weight_that_counts_lies_beyond_a_window(name):
         far = weights[:, head].abs() * (distance >= window)
         limit = EPS / 16 if "soft" in name or name in ("ssmax", "adaptive-temperature") else 0.0
         assert far.sum(-1).max() <= limit * weights[:, head].abs().sum(-1).max()
+
+
+@pytest.mark.parametrize("name", ["ssmax", "asentmax"])
+def test_in_bfloat16_only_what_goes_in_and_out_is_rounded(name):
+    made = mechanism(name)
+    slopes = nape_slopes(HEADS, steepest=2.0)
+    pairs, v, x = (narrow(narrow(thing, torch.bfloat16), torch.float64) for thing in operands(made, 161, 70, 2, 1.0))
+    with torch.inference_mode():
+        exact = defined(copy.deepcopy(made).double(), pairs, v, x, slopes)[0]
+        low = [narrow(thing, torch.bfloat16) for thing in (pairs, v, x)]
+        found = layer._long(made, *low, slopes, HEADS // 2)
+    assert found.dtype == torch.bfloat16
+    # Half a unit in the last place of the result, and a little for float32's own.
+    limit = torch.finfo(torch.bfloat16).eps / 2 * exact.abs() + 256 * EPS * v.abs().max()
+    assert ((found - exact).abs() <= limit).all()
 
 
 @pytest.mark.parametrize("size", [1.0, 3.0])
@@ -192,23 +211,28 @@ def tokens(length: int, batch: int = 1) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "groups"), [("softmax", 2), ("asentmax", 4), ("ssmax", 1), ("eta-logit", 4)])
-def test_a_model_gives_the_same_logits_with_and_without_windows(name, groups):
+def test_a_model_gives_the_same_logits_with_and_without_windows(name, groups, monkeypatch):
+    monkeypatch.setattr(layer, "_MANY", 1)  # of texts this short, too
+    taken = []
+    monkeypatch.setattr(layer, "_long", lambda *call, _long=layer._long: taken.append(1) or _long(*call))
     made = model(name, positions="nape", num_key_value_heads=groups)
-    ids = tokens(523)
+    ids = tokens(223)
     rough = made(ids).logits.detach()  # where gradients are wanted: the definition
     exact = copy.deepcopy(made).double()(ids).logits.detach()
     budget = 2 * ((rough - exact).abs().max() + 32 * EPS * exact.abs().max())
     with torch.inference_mode():
         whole = made(ids).logits
-        first = made(ids[:, : 520 // 2], use_cache=True)
+        assert len(taken) == 2  # layers
+        first = made(ids[:, :110], use_cache=True)
         cache = getattr(first, "cache", None) or first.past_key_values
-        rest = made(ids[:, 520 // 2 :], past_key_values=cache, use_cache=True)
-        padded = made(ids, attention_mask=(torch.arange(523) >= 5).long()[None]).logits
+        rest = made(ids[:, 110:], past_key_values=cache, use_cache=True)
+        padded = made(ids, attention_mask=(torch.arange(223) >= 5).long()[None]).logits
         shown = made(ids, output_attentions=True)
     assert (whole - exact).abs().max() <= budget
     assert (torch.cat([first.logits, rest.logits], 1) - exact).abs().max() <= budget
     assert (shown.logits - exact).abs().max() <= budget
-    assert shown.attentions[0].shape == (1, 4, 523, 523)
+    assert shown.attentions[0].shape == (1, 4, 223, 223)
+    assert len(taken) == 6
     assert not torch.allclose(padded[:, -1], whole[:, -1], rtol=0, atol=float(budget))  # keys were hidden
 
 
@@ -228,9 +252,16 @@ def test_what_runs_in_blocks_and_holds_no_map(monkeypatch):
     wanted = made(ids).logits
     assert taken == [1]  # gradients are wanted: the definition
     assert (found - wanted).abs().max() <= 64 * EPS * wanted.abs().max()
+    few = tokens(20, 3)
+    with torch.inference_mode():
+        small = made(few).logits
+        assert taken == [1]
+        monkeypatch.setattr(layer, "_MOST_CPU", 3 * 4 * 20 * 20 - 1)
+        assert (made(few).logits - small).abs().max() <= 64 * EPS * small.abs().max()
+    assert taken == [1, 1]
 
 
-def test_a_task_takes_texts_whole_where_no_map_is_held(tmp_path):
+def test_a_task_takes_texts_whole_where_no_map_is_held(tmp_path, monkeypatch):
     from theory_lab.models import load_model
     from theory_lab.tasks import get_task
 
@@ -241,8 +272,9 @@ def test_a_task_takes_texts_whole_where_no_map_is_held(tmp_path):
     ))  # fmt: skip
     made.save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
-    whole, pieces = (task.evaluate(loaded, [600], samples=2, chunk=chunk).rows.iloc[0] for chunk in (None, 100))
-    assert (whole["chunk"], pieces["chunk"]) == (600, 100)
+    monkeypatch.setattr(layer, "_MANY", 1)
+    whole, pieces = (task.evaluate(loaded, [200], samples=2, chunk=chunk).rows.iloc[0] for chunk in (None, 64))
+    assert (whole["chunk"], pieces["chunk"]) == (200, 64)
     assert (whole["right"], whole["samples"]) == (pieces["right"], 2)
     assert whole["loss"] == pytest.approx(pieces["loss"], rel=1e-4)
 
