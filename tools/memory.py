@@ -51,7 +51,6 @@ COMMANDS = (
     Command("check-study", "check asentmax-dispersion --workers 1 --quiet", codes=(0, 1, 3)),
     Command("audit", "audit tda eta", codes=(0, 1)),
     Command("selftest", "selftest --quiet"),
-    Command("selftest-standard", "selftest --size standard --quiet"),
     Command("results-ls", "results ls results", after=("check-sweep",)),
     Command("results-verify", "results verify results", after=("check-sweep",)),
     Command("report", "report results --html report.html --quiet", after=("check-sweep",)),

@@ -98,3 +98,11 @@ def test_memory_that_is_not_as_stated_is_found(monkeypatch: pytest.MonkeyPatch, 
     )
     assert memory.main() == 1
     assert "help: " in capsys.readouterr().err
+
+
+def test_versions_agree() -> None:
+    import theory_lab
+
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert cited is not None
+    assert cited[1] == theory_lab.__version__ == PROJECT["project"]["version"]
