@@ -67,8 +67,10 @@ def _forward(
     none = torch.empty(0, device=q.device)
     if not counted or found is None:
         return out, none.int(), none.int(), none, none.clone()
-    soft = (none, none.clone()) if found.maximum is None or found.logsumexp is None else (found[2], found[3])
-    return out, found.survivors, found.blocks_read, soft[0], soft[1]
+    maximum, logsumexp = found.maximum, found.logsumexp
+    if maximum is None or logsumexp is None:
+        maximum, logsumexp = none, none.clone()
+    return out, found.survivors, found.blocks_read, maximum, logsumexp
 
 
 def _fake_forward(
