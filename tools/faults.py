@@ -1,7 +1,7 @@
 """Disturb runs of ``theory-lab check`` in every way that a machine or a user might, and count what is lost.
 
     python tools/faults.py                    every kind, about 230 faults
-    python tools/faults.py --kinds sigkill-run,disk-full --share 0.1   with --out, records of other kinds are kept
+    python tools/faults.py --kinds sigkill-run,disk-full --share 0.1   with --out, records of kinds not tried are kept
     python tools/faults.py --list
 
 First the sweep runs undisturbed. Then each fault strikes a run, or its folder, at a moment or place drawn from the
@@ -75,18 +75,27 @@ def main() -> int:
     reference = bench.reference
     print(f"undisturbed: {reference.cells} cells and pieces, {reference.seconds:.1f} s", flush=True)
     records: list[Record] = []
+    tried: list[Kind] = []
     try:
         for kind in kinds:
-            if kind.name not in left_out:
-                records += _try(bench, kind, options)
+            if kind.name in left_out:
+                continue
+            tried.append(kind)
+            records += _try(bench, kind, options)
+            if options.out:  # after each kind, so that a harness that is stopped leaves what it has
+                _write(
+                    Path(options.out),
+                    *_with_earlier(Path(options.out), records, tried),
+                    left_out,
+                    reference.cells,
+                    options.seed,
+                )
     finally:
         stop_cluster()
         stop_nursery()
-    if options.kinds and options.out:
-        records, kinds = _with_earlier(Path(options.out), records, kinds)
-    _print(records, kinds, left_out)
     if options.out:
-        _write(Path(options.out), records, kinds, left_out, reference.cells, options.seed)
+        records, tried = _with_earlier(Path(options.out), records, tried)
+    _print(records, tried, left_out)
     if not options.work:
         shutil.rmtree(work, ignore_errors=True)
     return int(any(r.lost or r.changed or r.tracebacks or r.untidy for r in records))
@@ -149,7 +158,7 @@ def _try(bench: Bench, kind: Kind, options: argparse.Namespace) -> list[Record]:
 
 def _with_earlier(out: Path, records: list[Record], kinds: list[Kind]) -> tuple[list[Record], list[Kind]]:
     """With the records of kinds that were tried before and not now."""
-    names = {kind.name for kind in kinds}
+    records, names = list(records), {kind.name for kind in kinds}
     if (out / "faults.csv").exists():
         with open(out / "faults.csv", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["kind"] not in names]
