@@ -166,13 +166,15 @@ def candidates(n: int, dtype: torch.dtype) -> list[object]:
     return found
 
 
-def sweep(budget: float, dtypes: list[torch.dtype], warm: tuple[int, int] | None) -> None:
+def sweep(
+    budget: float, dtypes: list[torch.dtype], shapes: list[tuple[int, int]], warm: tuple[int, int] | None
+) -> None:
     """Time launch shapes of ours, check their weights, and print the best of each length."""
     from theory_kernels.entmax_rows import launch
 
     whole, stream = launch.whole, launch.stream
     at = 0
-    for rows, n in [*SHAPES, (8192, 2048)]:
+    for rows, n in shapes:
         for dtype in dtypes:
             x = scores("normal", rows, n, dtype)
             for alpha in (1.5, 1.3):
@@ -213,6 +215,7 @@ def main() -> None:
     parser.add_argument("--forward", action="store_true", help="no backward")
     parser.add_argument("--sweep", action="store_true", help="time launch shapes instead")
     parser.add_argument("--dtype", default="bfloat16,float32", help="dtypes of the sweep")
+    parser.add_argument("--length", type=int, help="length of the rows of the sweep; all of them without")
     parser.add_argument("--warm", help="I/N: of the sweep, compile share I of N only")
     parser.add_argument("--budget", type=float, default=30.0, help="milliseconds of timing a number")
     args = parser.parse_args()
@@ -220,7 +223,9 @@ def main() -> None:
     args.alpha = [float(word) for word in args.alpha.split(",")]
     if args.sweep:
         share, of = (int(word) for word in args.warm.split("/")) if args.warm else (0, 0)
-        sweep(args.budget, [getattr(torch, word) for word in args.dtype.split(",")], (share, of) if of else None)
+        shapes = [shape for shape in (*SHAPES, (8192, 2048)) if not args.length or shape[1] == args.length]
+        dtypes = [getattr(torch, word) for word in args.dtype.split(",")]
+        sweep(args.budget, dtypes, shapes, (share, of) if of else None)
         return
     file = args.out.open("w", newline="") if args.out else None
     writer = None
