@@ -112,13 +112,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for both files (default: dist)")
     parser.add_argument("--twice", action="store_true", help="build twice, and fail if any byte differs")
     given = parser.parse_args()
-    made = build(given.commit, given.out.resolve())
+    commit = git("rev-parse", given.commit).decode().strip()  # HEAD may move meanwhile
+    made = build(commit, given.out.resolve())
     for path in made:
         print(f"{digest(path)}  {path.name}  {path.stat().st_size:,} bytes")
     if given.twice:
         with tempfile.TemporaryDirectory() as name:
             os.umask(0o077)
-            again = build(given.commit, Path(name))
+            again = build(commit, Path(name))
             differ = [a.name for a, b in zip(made, again, strict=True) if digest(a) != digest(b)]
         print(f"built twice: {', '.join(differ)} differ" if differ else "built twice: the same bytes")
         if differ:
