@@ -15,8 +15,9 @@ An entry of a plan's ``figures`` says which file of measured numbers it fills, a
     into = "tda/table-4"
     rows = { "500 tokens, 4 needles" = "sequence_accuracy(multi-needle:needles=4)@500" }
 
-A value "loss over Softmax" is the percent by which the run's loss exceeds that of the run Softmax with the same seed:
-pairs saw the same tokens in the same order, and their differences vary less than the losses do.
+``names`` shows a run of a table under another name. A value "loss over Softmax" is the percent by which the run's loss
+exceeds that of the run Softmax with the same seed: pairs saw the same tokens in the same order, and their differences
+vary less than the losses do.
 
 A number is the mean over the seeds; its interval is Student's at 95% over the seeds, which are the independent units,
 and empty where there is one seed. Shares of right answers have an interval of their own; see
@@ -132,7 +133,8 @@ def _table(entry: Mapping[str, Any], by_name: Mapping[str, list[Result]]) -> Ite
             asked = answers.parse(what)
             own = [share for r in rs for share in answers.shares(r, asked).values()] if asked else []
             if numbers:
-                place = (name, label) if "columns" in entry else (label, name)
+                shown = entry.get("names", {}).get(name, name)
+                place = (shown, label) if "columns" in entry else (label, shown)
                 yield {"row": place[0], "column": place[1], **_numbers(numbers, own, _ends(what))}
 
 

@@ -35,7 +35,7 @@ MEASURES: dict[str, str] = {
 #: Letters of a run's folder, and tokens of a text, at most.
 _LONGEST, _LONGEST_TEXT = 100, 1 << 24
 _INTO = re.compile(r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w-]*(\.[\w-]+)*", re.ASCII)
-_FIGURE = ("into", "runs", "columns", "rows", "value", "series", "x", "scale", "note", "seed")
+_FIGURE = ("into", "runs", "columns", "rows", "names", "value", "series", "x", "scale", "note", "seed")
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class _Reader:
             if not isinstance(name, str) or name not in rows:
                 near = hint(name, rows) if isinstance(name, str) else ""
                 raise self.fail(key, name, f"{near}runs are {', '.join(rows)}")
-        for name in ("columns", "rows", "series"):
+        for name in ("columns", "rows", "series", "names"):
             table = figure.get(name, {})
             if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
                 raise self.fail(key, table, f"{name} is a table of texts, such as {{ 'validation loss' = 'loss' }}")

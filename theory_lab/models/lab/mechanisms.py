@@ -30,7 +30,7 @@ from theory_lab.models.lab.entmax import static_entmax
 #: Where training starts, if the configuration does not say. One value a head is learned where the class learns it.
 _START: dict[str, dict[str, Any]] = {
     "tra": {"beta": 0.8, "kappa": 1.0, "p": 2.0, "eps": 1e-2},
-    "tda": {"beta": 0.8, "kappa": 1.0, "p": 2.0, "eps": 1e-2, "lam": 0.5},
+    "tda": {"beta": 0.5, "kappa": 1.0, "p": 2.0, "eps": 1e-1, "lam": 0.5},
     "ssmax": {"s": 0.43},
     "asentmax-theta": {"theta": 1.0},
     # An output norm with 1e-8 turns rows of nothing but rounding into rows of unit size, in bfloat16 above all.

@@ -43,7 +43,7 @@ def make_config(
         See :class:`LabConfig`, as for the other parameters.
     vocab_size : int
     attention_parameters : mapping, optional
-        What is left out starts as for TDA and TRA: beta 0.8, kappa 1, p 2, eps 1e-2, lambda 0.5.
+        What is left out starts, for TDA, at beta 0.5, kappa 1, p 2, eps 1e-1, lambda 0.5 (docs/train.md says why).
     positions : str
     max_positions : int
         Length of the texts in training.
