@@ -297,8 +297,8 @@ def main() -> None:
             each = cost["cell_cost"] + keep * cost["store_cost"]
             one = simulate(10**6, 1000, seconds, cost["batch_cost"], each)
             found["simulation"].append({**one, "kept": keep})
-            print(f"  cells of {seconds:g} s{', kept' if keep else ''}: {one['seconds']:8.1f} s, ideal {one['ideal_seconds']:.1f} s "
-                  f"({one['efficiency']:.0%}); {one['batches']:,} batches of {one['cells_per_batch']:.0f} cells, "
+            print(f"  cells of {seconds:g} s{', kept' if keep else ''}: {one['seconds']:8.1f} s, "
+                  f"ideal {one['ideal_seconds']:.1f} s ({one['efficiency']:.0%}); {one['batches']:,} batches of {one['cells_per_batch']:.0f} cells, "
                   f"{one['batches_sent_twice']} sent twice; sender busy {one['sender_busy']:.0%}; "
                   f"{one['scheduling_per_cell'] * 1e3:.2f} ms of a worker a cell")  # fmt: skip
     if "plans" in parts:
