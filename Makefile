@@ -53,13 +53,13 @@ bench: $(VENV)/.core
 	$(BIN)/python benchmarks/sampling.py
 
 # Runs disturbed in every way that a machine or a user might, resumed, and compared with undisturbed ones: about 230 faults.
+faults: $(VENV)/.test
+	$(BIN)/python tools/faults.py --out figures/reliability
+
 # Everything that reads what strangers wrote, with INPUTS inputs; see SECURITY.md.
 INPUTS ?= 20000
 fuzz: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz.py --inputs $(INPUTS)
-
-faults: $(VENV)/.test
-	$(BIN)/python tools/faults.py --out figures/reliability
 
 # Wheel and source distribution in dist/, built twice and compared; then the wheel in bare environments.
 dist: $(VENV)/.core

@@ -1,8 +1,8 @@
 """Fuzzing of everything that reads what strangers wrote, by one command: ``make fuzz``, or ``python tools/fuzz.py``.
 
 Inputs of a target are a function of its name, the seed and their number, so that every finding can be run again alone:
-``python tools/fuzz.py --target scores-npy --first 1234 --inputs 1``. Each target runs in processes of their own, under the
-guard of tests/fuzz/fuzz_harness.py; an input that ends its process is a finding too.
+``python tools/fuzz.py --target scores-npy --first 1234 --inputs 1``. Each target runs in processes of its own, under
+the guard of tests/fuzz/fuzz_harness.py; an input that ends its process is a finding too.
 """
 
 from __future__ import annotations
@@ -45,8 +45,13 @@ def main() -> int:
         "--coverage", action="store_true",
         help="let atheris choose the inputs by the code that they reach, for targets that read one file",
     )  # fmt: skip
+    parser.add_argument(
+        "--figures", nargs="+", metavar="FILE", help="write the figures of such JSON files into SECURITY.md"
+    )
     parser.add_argument("--show", action="store_true", help="print each distinct message")
     chosen = parser.parse_args()
+    if chosen.figures:
+        return figures(chosen.figures)
     from fuzz_targets import TARGETS
 
     targets = {target.name: target for target in TARGETS}
@@ -98,9 +103,49 @@ def main() -> int:
     inputs, bad = sum(t["inputs"] for t in counted), sum(t["found"] for t in counted)
     messages = sum(len(t["messages"]) for t in counted)
     print(
-        f"{inputs:,} inputs, {bad:,} findings, {messages:,} distinct messages, {report['seconds']:,.0f} s, seed {chosen.seed}"
+        f"{inputs:,} inputs, {bad:,} findings, {messages:,} distinct messages, "
+        f"{report['seconds']:,.0f} s, seed {chosen.seed}"
     )
     return 1 if bad else 0
+
+
+def figures(files: list[str]) -> int:
+    """Put the table of some runs between the marks in SECURITY.md."""
+    rows: dict[str, dict[str, Any]] = {}
+    for file in files:
+        for name, tally in json.loads(Path(file).read_text(encoding="utf-8"))["targets"].items():
+            row = rows.setdefault(name, _nothing())
+            for key in ("inputs", "taken", "refused", "found"):
+                row[key] += tally[key]
+            for key in ("slowest", "memory"):
+                row[key] = max(row[key], tally[key])
+            row["messages"].update(tally["messages"])
+    lines = [
+        "| target | inputs | taken | refused | distinct messages | slowest, s | memory, MB | findings |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    whole = {key: sum(row[key] for row in rows.values()) for key in ("inputs", "taken", "refused", "found")}
+    whole["messages"] = {f"{name} {key}" for name, row in rows.items() for key in row["messages"]}
+    whole["slowest"] = max(row["slowest"] for row in rows.values())
+    whole["memory"] = max(row["memory"] for row in rows.values())
+    for name, row in (*sorted(rows.items()), ("all", whole)):
+        lines.append(
+            f"| {name} | {row['inputs']:,} | {row['taken']:,} | {row['refused']:,} | {len(row['messages']):,} "
+            f"| {row['slowest']:.2f} | {row['memory'] / 1e6:,.0f} | {row['found']:,} |"
+        )
+    page = HERE / "SECURITY.md"
+    text = page.read_text(encoding="utf-8")
+    begin, end = "<!-- figures begin -->\n", "<!-- figures end -->"
+    head, _, rest = text.partition(begin)
+    page.write_text(head + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2], encoding="utf-8")
+    print(lines[-1])
+    return 0
+
+
+def _nothing() -> dict[str, Any]:
+    """What was counted before anything was."""
+    numbers: dict[str, Any] = dict.fromkeys(("inputs", "taken", "refused", "found", "memory"), 0)
+    return {**numbers, "slowest": 0.0, "seconds": 0.0, "messages": {}, "findings": []}
 
 
 def line(name: str, tally: dict[str, Any]) -> str:
@@ -108,7 +153,8 @@ def line(name: str, tally: dict[str, Any]) -> str:
     rate = tally["inputs"] / max(tally["seconds"], 1e-9)
     return (
         f"{name:22} {tally['inputs']:9,} inputs {tally['taken']:8,} taken {tally['refused']:9,} refused "
-        f"{len(tally['messages']):4} messages  slowest {tally['slowest']:5.2f} s  memory +{tally['memory'] / 1e6:4.0f} MB "
+        f"{len(tally['messages']):4} messages  slowest {tally['slowest']:5.2f} s  "
+        f"memory +{tally['memory'] / 1e6:4.0f} MB "
         f"{rate:6,.0f}/s {tally['found']:4} findings"
     )
 
@@ -150,8 +196,7 @@ def _covered(name: str, seed: int, inputs: int, until: float | None) -> dict[str
 
 def _target(name: str, seed: int, first: int, inputs: int, until: float | None) -> dict[str, Any]:
     """All inputs of one target, in processes of :data:`_PART` each."""
-    whole: dict[str, Any] = {"inputs": 0, "taken": 0, "refused": 0, "slowest": 0.0, "memory": 0, "messages": {}, "findings": [],
-                             "found": 0, "seconds": 0.0}  # fmt: skip
+    whole = _nothing()
     began = time.monotonic()
     at, last = first, first + inputs
     while at < last and (until is None or time.monotonic() < until):
@@ -178,44 +223,45 @@ def _part(name: str, seed: int, first: int, last: int, until: float | None) -> t
     # A fork has everything imported already; what is imported starts no threads.
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(name, seed, first, last, until, theirs))
+    at = context.RawValue(
+        "q", first
+    )  # in shared memory: a word about every input through a pipe would cost as much as it
+    process = context.Process(target=_work, args=(name, seed, first, last, until, at, theirs))
     process.start()
     theirs.close()
-    latest: dict[str, Any] = {"at": first - 1}
+    tally: dict[str, Any] | None = None
+    seen, since = at.value, time.monotonic()
     try:
         while True:
-            if not ours.poll(_SILENT):
+            if ours.poll(2.0):
+                said = ours.recv()
+                if "broken" in said:
+                    sys.exit(said["broken"])
+                tally = said["tally"]
+                if said["finished"]:
+                    process.join()
+                    return said["tally"], said["at"]
+            if at.value != seen:
+                seen, since = at.value, time.monotonic()
+            elif time.monotonic() - since > _SILENT:
                 process.kill()
-                return _ended(name, latest, "hang", f"no answer within {_SILENT:g} s")
-            latest = _later(latest, ours.recv())
-            if "broken" in latest:
-                sys.exit(latest["broken"])
-            if latest.get("finished"):
-                process.join()
-                return latest["tally"], latest["at"]
+                return _ended(name, tally, at.value, "hang", f"no answer within {_SILENT:g} s")
     except EOFError:
         process.join()
-        return _ended(name, latest, "crash", f"the process ended with code {process.exitcode}")
+        return _ended(name, tally, at.value, "crash", f"the process ended with code {process.exitcode}")
 
 
-def _later(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """What a process said last; the tally of its last full word."""
-    return now if now.get("tally") or "broken" in now else {**now, "tally": before.get("tally")}
+def _ended(name: str, tally: dict[str, Any] | None, at: int, kind: str, words: str) -> tuple[dict[str, Any], int]:
+    """The tally of a process that was lost, as it had said it last, and the input that it was at."""
+    kept = tally or _nothing()
+    kept["inputs"] += 1
+    kept["found"] += 1
+    kept["findings"].append({"target": name, "index": at, "kind": kind, "words": words, "where": "", "input": None})
+    return kept, at + 1
 
 
-def _ended(name: str, latest: dict[str, Any], kind: str, words: str) -> tuple[dict[str, Any], int]:
-    """The tally of a process that was lost: what it had said, and the input that it was at."""
-    tally = latest.get("tally") or {"inputs": 0, "taken": 0, "refused": 0, "slowest": 0.0, "memory": 0, "messages": {},
-                                    "findings": [], "found": 0}  # fmt: skip
-    at = latest["at"]
-    tally["inputs"] += 1
-    tally["found"] += 1
-    tally["findings"].append({"target": name, "index": at, "kind": kind, "words": words, "where": "", "input": None})
-    return tally, max(at, 0) + 1
-
-
-def _work(name: str, seed: int, first: int, last: int, until: float | None, pipe: Any) -> None:
-    """One process: its inputs, said one by one before they run, since one may end it."""
+def _work(name: str, seed: int, first: int, last: int, until: float | None, at: Any, pipe: Any) -> None:
+    """One process: its inputs; ``at`` says which one runs, since it may end the process."""
     import warnings
 
     import fuzz_harness as harness
@@ -233,9 +279,9 @@ def _work(name: str, seed: int, first: int, last: int, until: float | None, pipe
             except Exception as error:  # a fault of the fuzzer
                 pipe.send({"broken": f"input {index} of {name} cannot be made: {error!r}"})
                 raise
-            pipe.send({"at": index, "tally": None})
+            at.value = index
             if time.monotonic() - told > 5.0:
-                pipe.send({"at": index, "tally": _plain(tally)})
+                pipe.send({"finished": False, "tally": _plain(tally)})
                 told = time.monotonic()
             harness.run_one(target, value, place, tally, index)
             if not warm and (index - first == 30 or time.monotonic() - began > 20):

@@ -34,7 +34,14 @@ def main(name: str, inputs: int, seed: int, report: Path) -> None:
 
         target = next(one for one in TARGETS if one.name == name)
         harness.warm(target.heavy)
-        for module in ("noise.empirical", "reproduce.spec", "campaigns", "training.presets", "models.headers", "explore.server"):
+        for module in (
+            "noise.empirical",
+            "reproduce.spec",
+            "campaigns",
+            "training.presets",
+            "models.headers",
+            "explore.server",
+        ):
             try:
                 __import__(f"theory_lab.{module}")
             except ImportError:
@@ -59,7 +66,14 @@ def main(name: str, inputs: int, seed: int, report: Path) -> None:
     with tempfile.TemporaryDirectory() as seeds:
         for index in range(200):
             Path(seeds, str(index)).write_bytes(target.make(harness.seeded(name, seed, index))[:8192])
-        flags = [f"-runs={inputs}", f"-seed={seed + 1}", "-max_len=8192", "-timeout=300", "-rss_limit_mb=6000", "-verbosity=0"]
+        flags = [
+            f"-runs={inputs}",
+            f"-seed={seed + 1}",
+            "-max_len=8192",
+            "-timeout=300",
+            "-rss_limit_mb=6000",
+            "-verbosity=0",
+        ]
         atheris.Setup(["fuzz", *flags, seeds], one)
         atheris.Fuzz()
 

@@ -49,21 +49,10 @@ def _make_text(rng: random.Random) -> list[str]:
 
 
 def _parse(value: list[str], place: Place) -> None:
-    _measure_nothing()
     parser = _parser(value[0])
     if parser is not None:
-        parser(value[1])
-
-
-def _measure_nothing() -> None:
-    """Scores of a model are minutes of work, and a legitimate wish."""
-    import theory_lab.noise.model_scores
-    from theory_lab.errors import InputError
-
-    def refuse(spec: Any) -> Any:
-        raise InputError("noise", spec.name, "is not measured here")
-
-    theory_lab.noise.model_scores._measure = refuse
+        with _stubbed("_measure"):  # scores of a model are minutes of work, and a legitimate wish
+            parser(value[1])
 
 
 def _make_task(rng: random.Random) -> list[str]:
@@ -178,65 +167,65 @@ def _kept(text: str, name: str) -> str:
     return "book.txt" if name == "sources" and text.strip() in ("/", "~", ".", "..", "") else text
 
 
-_stubbed = False
+def _refuse(what: str) -> Callable[..., Any]:
+    def work(*_: Any, **__: Any) -> Any:
+        from theory_lab.errors import InputError
+
+        raise InputError(what, "is not done here", "what is fuzzed is how it is asked for")
+
+    return work
 
 
-def _stub() -> None:
-    """Put quick refusals in the place of the work itself: what is fuzzed is how it is asked for."""
-    global _stubbed
-    if _stubbed:
-        return
-    _stubbed = True
+def _nothing(*_: Any, **__: Any) -> Any:
     import pandas as pd
 
-    import theory_lab.audit
-    import theory_lab.campaigns
-    import theory_lab.campaigns.work
-    import theory_lab.experiments
+    from theory_lab.experiments import COLUMNS
+
+    return pd.DataFrame(columns=list(COLUMNS))
+
+
+@functools.cache
+def _stubs() -> tuple[tuple[Any, str, Any], ...]:
+    """What stands in the place of the work itself, so that how it is asked for can be fuzzed."""
+    import importlib
+
+    named = (
+        ("audit", "audit", "audit"), ("phase", "_one", "phase"), ("phase", "ProcessPoolExecutor", "phase"),
+        ("noise.model_scores", "_measure", "scores"), ("models.fetching", "_download", "download"), ("training", "train", "training"),
+        ("campaigns.work", "_pool", "pool"), ("reproduce.run", "_one", "drawing"), ("corpus.building", "build_corpus", "corpus"),
+        ("selftest", "run_selftest", "self-test"), ("explore.server", "serve", "server"),
+    )  # fmt: skip
+    found = [(importlib.import_module("theory_lab.experiments"), "run", _nothing)]
+    for module, name, what in named:
+        found.append((importlib.import_module(f"theory_lab.{module}"), name, _refuse(what)))
+    for module in ("calibration", "probes.probing", "probes.unrelated", "probes.capturing", "tasks.evaluation"):
+        importlib.import_module(f"theory_lab.{module}")
+    for one in list(sys.modules.values()):
+        if getattr(one, "__name__", "").startswith("theory_lab") and "load_model" in vars(one):
+            found.append((one, "load_model", _refuse("model")))
     import theory_lab.models
-    import theory_lab.models.fetching
-    import theory_lab.models.loading
-    import theory_lab.noise.model_scores
-    import theory_lab.phase
-    import theory_lab.reproduce.run
-    import theory_lab.reproduce.state
-    import theory_lab.training
-    from theory_lab.corpus import building
-    from theory_lab.errors import InputError
 
-    def refuse(what: str) -> Callable[..., Any]:
-        def work(*_: Any, **__: Any) -> Any:
-            raise InputError(what, "is not done here", "what is fuzzed is how it is asked for")
+    return (*found, (theory_lab.models, "load_model", _refuse("model")))
 
-        return work
 
-    theory_lab.experiments.run = lambda *_, **__: pd.DataFrame(columns=list(theory_lab.experiments.COLUMNS))  # type: ignore[assignment]
-    theory_lab.audit.audit = refuse("audit")
-    theory_lab.phase._one = refuse("phase")
-    theory_lab.phase.ProcessPoolExecutor = refuse("phase")  # type: ignore[assignment,misc]
-    theory_lab.noise.model_scores._measure = refuse("scores")
-    theory_lab.models.fetching._download = refuse("download")
-    theory_lab.training.train = refuse("training")
-    theory_lab.campaigns.work._pool = refuse("pool")
-    theory_lab.reproduce.run._one = refuse("drawing")
-    building.build_corpus = refuse("corpus")
-    with contextlib.suppress(ImportError):
-        import theory_lab.selftest
-
-        theory_lab.selftest.run_selftest = refuse("self-test")
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("theory_lab") and hasattr(module, "load_model"):
-            module.load_model = refuse("model")
-    import theory_lab.explore.server
-
-    theory_lab.explore.server.serve = refuse("server")
+@contextlib.contextmanager
+def _stubbed(*only: str) -> Any:
+    """The stubs in place, for a while."""
+    chosen = [stub for stub in _stubs() if not only or stub[1] in only]
+    before = [(module, name, getattr(module, name)) for module, name, _ in chosen]
+    for module, name, made in chosen:
+        setattr(module, name, made)
+    try:
+        yield
+    finally:
+        for module, name, was in before:
+            setattr(module, name, was)
 
 
 def _line(words: list[str], place: Place) -> str | None:
     from theory_lab.cli import command
     from theory_lab.commands.parsing import EXIT_VIOLATED
 
-    _stub()
     (place.out / "book.txt").write_text("A book.\n\nWith words.\n" * 40, encoding="utf-8")
     (place.out / "plan.toml").write_text('[train]\ntask = "recall"\n[runs.TDA]\nattention = "tda"\n', encoding="utf-8")
     (place.out / "rows.json").write_text("[]", encoding="utf-8")
@@ -244,7 +233,7 @@ def _line(words: list[str], place: Place) -> str | None:
     kept = sys.stdin
     sys.stdin = io.TextIOWrapper(io.BytesIO(b"Some words.\n" * 100), "utf-8")
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with _stubbed(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = command.main(list(words), prog_name="theory-lab", standalone_mode=False)
     except OSError as error:
         if error.filename is None:
