@@ -145,7 +145,7 @@ def test_bad_settings_are_named(change, field):
 
 def test_a_configuration_says_where_training_starts():
     config = make_config("pico", "tda", vocab_size=64, attention_parameters={"beta": 0.5})
-    assert config.attention_parameters == {"beta": 0.5, "kappa": 1.0, "p": 2.0, "eps": 1e-2, "lam": 0.5}
+    assert config.attention_parameters == {"beta": 0.5, "kappa": 1.0, "p": 2.0, "eps": 1e-1, "lam": 0.5}
     mechanism = build_mechanism(config, 0)
     assert mechanism.beta.tolist() == [0.5] * 3
     assert mechanism.beta_.dtype == torch.float32
