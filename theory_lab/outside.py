@@ -55,9 +55,12 @@ def one_line(text: object, most: int | None = None) -> str:
 def defused(value: Any) -> Any:
     """A cell for a CSV file: text that a spreadsheet would take for a formula gets an apostrophe in front.
 
-    Numbers as text, and single characters such as ``-``, stay as they are. :func:`undefused` takes it away again.
+    Numbers as text, and a single ``-`` or ``+``, stay as they are. :func:`undefused` takes it away again. Carriage returns become line feeds.
     """
-    if not isinstance(value, str) or not _FORMULA.match(value) or len(value) == 1 or _NUMBER.fullmatch(value):
+    if isinstance(value, str) and "\r" in value:
+        # Python quotes no cell for one, and a reader would begin a row there, whose first cell it does not guard.
+        value = value.replace("\r\n", "\n").replace("\r", "\n")
+    if not isinstance(value, str) or not _FORMULA.match(value) or value in ("-", "+") or _NUMBER.fullmatch(value):
         return value
     return "'" + value
 

@@ -30,6 +30,7 @@ _GUESTS = (
     "benchmarks/README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
 )
 #: Where in the navigation a page of that folder goes if mkdocs.yml does not say.
 _SECTIONS = {"how-to": "How to", "claims": "Claims", "api": "Reference", "decisions": "Decisions"}

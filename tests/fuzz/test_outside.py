@@ -1,0 +1,115 @@
+"""Properties of what makes texts and files from outside harmless."""
+
+from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from fuzz_files import is_formula
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from theory_lab.campaigns.plan import slug
+from theory_lab.errors import InputError, StoreError
+from theory_lab.outside import defused, defused_frame, foreign, one_line, parse_json, read_npy, undefused, visible
+
+#: Halves of pairs included, which Python's file names hold.
+ANY = st.text(st.characters(), max_size=40)
+NASTY = st.one_of(ANY, st.text("=+-@'\t\r\n＝＋－＠ 1.5eExnaif", max_size=8))
+
+
+@given(NASTY)
+def test_what_is_defused_can_be_had_again(text: str) -> None:
+    assert undefused(defused(text)) == text.replace("\r\n", "\n").replace("\r", "\n")
+    assert "\r" not in defused(text)
+    assert not is_formula(defused(text))
+
+
+@settings(max_examples=40)
+@given(st.lists(NASTY, min_size=1, max_size=4))
+def test_a_csv_file_of_any_texts_has_no_formula_and_loses_nothing(texts: list[str]) -> None:
+    texts = [text.encode("utf-8", "replace").decode() for text in texts]
+    plain = [text.replace("\r\n", "\n").replace("\r", "\n") for text in texts]
+    written = defused_frame(pd.DataFrame({"=name": texts, "n": range(len(texts))})).to_csv(index=False)
+    rows = list(csv.reader(io.StringIO(written, newline="")))
+    assert not any(is_formula(cell) for row in rows for cell in row)
+    assert [undefused(row[0]) for row in rows[1:]] == plain
+    assert undefused(rows[0][0]) == "=name"
+
+
+@given(ANY, ANY, ANY)
+def test_an_error_is_one_plain_line(field: str, value: str, allowed: str) -> None:
+    for error in (InputError(field, value, allowed), StoreError(f"{field} {value}")):
+        line = str(error)
+        assert not {unicodedata.category(c) for c in line} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+        assert visible(line) == line == one_line(line)
+    assert len(str(InputError(field * 100, value * 1000, allowed * 1000))) < 2000
+
+
+def test_an_error_about_anything_can_be_shown() -> None:
+    deep: list[object] = []
+    deep.append(deep)
+    assert "a value of type int" in str(InputError("n", 10**5000, "less"))
+    assert str(InputError("n", deep, "less"))
+
+
+@given(st.text(max_size=30).filter(slug))  # a plan with a name that leaves nothing is refused
+def test_a_folder_of_a_run_lies_inside(name: str) -> None:
+    inside = (Path("/results") / f"{slug(name)}/seed-0").resolve()
+    assert inside.is_relative_to("/results")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "nan nan", "", "\ud800", b"\xff"])
+def test_json_that_is_none_is_a_value_error(text: str | bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_json(text)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(["<f8", "<f4", ">i4", "|u1"]), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 40))
+def test_an_array_is_read_as_numpy_wrote_it_and_not_if_it_is_cut(kind: str, shape: list[int], cut: int) -> None:
+    import tempfile
+
+    array = np.arange(int(np.prod(shape))).reshape(shape).astype(kind)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.npy")
+        np.save(path, array)
+        np.testing.assert_array_equal(read_npy(path, 1000), array)
+        if array.size:
+            path.write_bytes(path.read_bytes()[: -min(max(cut, 1), array.nbytes)])
+            with pytest.raises(ValueError):
+                read_npy(path, 1000)
+            with pytest.raises(ValueError, match="at most 0"):
+                read_npy(path, 0)
+
+
+def test_a_library_panics_in_one_line_and_an_interruption_passes() -> None:
+    panic = type("PanicException", (BaseException,), {})
+    with pytest.raises(InputError, match="PanicException: index"), foreign(lambda why: InputError("x", why, "y")):
+        raise panic("index\nout of bounds")
+    for kind in (KeyboardInterrupt, MemoryError, InputError):
+        error = InputError("a", "b", "c") if kind is InputError else kind()
+        with pytest.raises(kind), foreign(lambda why: StoreError(why)):
+            raise error
+
+
+def test_a_model_may_not_be_larger_than_its_files(tmp_path: Path) -> None:
+    """A library would fill up with random numbers what the files lack, and allocate them first."""
+    import torch
+
+    from theory_lab.models.checks import check_announced, check_built
+    from theory_lab.models.headers import Header, Tensor
+
+    few = Header((Tensor("a", (1000,), 0, 4000),))
+    check_built(tmp_path, lambda: torch.nn.Linear(1000, 1000), few)
+    with pytest.raises(InputError, match=r"a model of 10,000,100,000 numbers, and its files hold 1,000"):
+        check_built(tmp_path, lambda: torch.nn.Linear(100_000, 100_000), few)
+    check_announced(tmp_path, {"num_hidden_layers": 30, "vocab_size": 250_880, "max_position_embeddings": 1 << 20}, few)
+    for key in ("num_hidden_layers", "n_layer", "llama.block_count", "num_labels", "num_local_experts"):
+        with pytest.raises(InputError, match=key):
+            check_announced(tmp_path, {"text_config": {key: 10**6}}, few)
