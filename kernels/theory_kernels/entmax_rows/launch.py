@@ -69,21 +69,22 @@ def stream(n: int, group: int, power: int) -> Stream:
     if INTERPRETED:
         pieces, parts = (3, 1) if n <= _IN_ONE else (2, triton.cdiv(n, 512))
         return Stream(256, pieces, parts, 4, 4, 256, 64)
-    # Eight loads in flight a thread. Short rows in few warps: their sums cross fewer. In one, some 4,000 rows are
-    # resident, load together and then solve together: 0.030 ms for 4096 x 4096 in bf16 on an H200, a copy 0.017.
-    warps = 2 if n <= 8192 else 4
-    # At most eight scores a thread in chunk and list: with more, fewer programs fit a multiprocessor.
+    # Eight loads in flight a thread. Short rows in few warps: their sums cross fewer.
+    warps = 1 if n <= 4096 else 2 if n <= 8192 else 4
     block = 256 * warps * group
     pieces = triton.cdiv(n, block)
     if n <= _IN_ONE:
-        size = 128 * warps if power and n <= 4096 else 256 * warps
-        return Stream(block, pieces, 1, warps, warps, size, size)
+        return _sized(block, pieces, 1, warps, warps, power)
     # As even as tiles allow.
     parts = min(max(1, _WIDTH // (256 * warps)), triton.cdiv(n, 8 * block))
     pieces = triton.cdiv(pieces, parts)
     parts = triton.cdiv(n, pieces * block)
-    join = min(16, max(4, triton.next_power_of_2(parts)))
-    return Stream(block, pieces, parts, warps, join, 256 * join, 256 * join)
+    return _sized(block, pieces, parts, warps, min(16, max(4, triton.next_power_of_2(parts))), power)
+
+
+def _sized(block: int, pieces: int, parts: int, warps: int, join: int, power: int) -> Stream:
+    # Eight scores a thread: with more, fewer programs fit a multiprocessor.
+    return Stream(block, pieces, parts, warps, join, 256 * join, 256 * max(join, 1 if power else 2))
 
 
 def parts(n: int) -> Shape:
