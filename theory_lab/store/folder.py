@@ -98,6 +98,8 @@ class Store:
                 self._probe()
                 self._at_first = {name.partition(".")[0] for name in os.listdir(self._cells)}
             self._loose = len(self._at_first)
+            with contextlib.suppress(BlockingIOError), locked(self.path / ".compact.lock", 0.0):
+                remove_leavings(self.path / "packs")  # of a packing that was killed; one under way holds the lock
             self._packs.refresh()
 
     def _known(self, resume: bool) -> int | None:
