@@ -130,7 +130,11 @@ def tails() -> Iterator[Entry]:
             u = float(value)
             back = _root(tail, mpf(u), t * (1 - mpf(10) ** -6), t * (1 + mpf(10) ** -6))
             steep = 1.0 / near if near else 1.0
-            yield entry("quantile", back, EPS * (16 + 64 * steep), noise=family, proxy=proxy, head_dim=head_dim, u=u)
+            # SciPy before 1.17 ends its search for Student's quantile at 3e-10 of the probability.
+            search = 1e-9 * steep if family.startswith("student") else 0.0
+            yield entry(
+                "quantile", back, search + EPS * (16 + 64 * steep), noise=family, proxy=proxy, head_dim=head_dim, u=u
+            )
 
 
 def survivors() -> Iterator[Entry]:

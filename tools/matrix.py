@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,6 @@ class Cell:
     python: str
     extras: str = "cli,plot"
     pins: tuple[str, ...] = ()
-    resolution: str = "highest"
 
     @property
     def torch(self) -> bool:
@@ -60,11 +60,18 @@ class Cell:
         return "models" in self.extras
 
 
+def lowest(*extras: str) -> tuple[str, ...]:
+    """The least version of everything that the core and the extras name, as pins such as ``numpy==2.0.*``."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = [*project["dependencies"], *(each for e in extras for each in project["optional-dependencies"][e])]
+    return tuple(each.replace(">=", "==") + ".*" for each in named)
+
+
 def cells() -> Iterator[Cell]:
     """The matrix."""
     for python in ("python3.11", "python3.12", "python3.13"):
         yield Cell(f"latest, {python}", python)
-    yield Cell("lowest of everything, python3.11", "python3.11", resolution="lowest-direct")
+    yield Cell("lowest of everything, python3.11", "python3.11", pins=lowest("cli", "plot"))
     for numpy in ("2.0", "2.1", "2.2", "2.3"):
         yield Cell(f"numpy {numpy}", "python3.11", pins=(f"numpy=={numpy}.*",))
     yield Cell("numpy 2.1, python3.13", "python3.13", pins=("numpy==2.1.*",))
@@ -82,8 +89,7 @@ def try_cell(cell: Cell, wheel: Path) -> dict[str, Any]:
         folder = Path(name)
         try:
             env = smoke.Environment(cell.python, folder, "cell", uv=True)
-            more = ["--resolution", cell.resolution] if cell.resolution != "highest" else []
-            env.install(*more, f"{wheel}[{cell.extras}]", *cell.pins)
+            env.install(f"{wheel}[{cell.extras}]", *cell.pins)
             found["versions"] = json.loads(env.run([env.python, "-c", _VERSIONS], "versions"))
             smoke.use_command_line(env, wheel.name.split("-")[1], short=True)
             found["steps"].append("command line, picture, half of the self-test")

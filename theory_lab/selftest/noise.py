@@ -102,7 +102,9 @@ def quantiles(setup: Setup) -> Iterator[Finding]:
         # One rounding of a score, in probability: next to the end of a bounded support it is all that counts.
         step = np.abs(x) * 1e-12 + 1e-300
         above, below = law.sf(x + step), law.sf(x - step)
-        wrong = int(np.count_nonzero(above > u * (1 + 1e-12)) + np.count_nonzero(below < u * (1 - 1e-12)))
+        # SciPy before 1.17 ends its search for Student's quantile at 3e-10 of the probability.
+        allowed = 1e-9 if isinstance(law, StudentTLaw) else 1e-12
+        wrong = int(np.count_nonzero(above > u * (1 + allowed)) + np.count_nonzero(below < u * (1 - allowed)))
         yield Finding(f"quantiles, {name}", amount, "probabilities", f"{wrong} off", passed=wrong == 0)
 
 
