@@ -26,7 +26,7 @@ MOST_JSON = 256 << 20
 #: Characters that would act instead of being read: controls, direction marks, halves of a pair, line breaks.
 _ACTING = ("Cc", "Cf", "Cs", "Zl", "Zp")
 #: What a cell begins with that a spreadsheet takes for a formula, or that a spreadsheet drops to find one.
-_FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")  # noqa: RUF001  # the wide ones count too
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")  # the wide ones count too
 _NUMBER = re.compile(r"[+-]?((\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf|nan)", re.IGNORECASE | re.ASCII)
 
 
@@ -55,12 +55,15 @@ def one_line(text: object, most: int | None = None) -> str:
 def defused(value: Any) -> Any:
     """A cell for a CSV file: text that a spreadsheet would take for a formula gets an apostrophe in front.
 
-    Numbers as text, and a single ``-`` or ``+``, stay as they are. :func:`undefused` takes it away again. Carriage returns become line feeds.
+    Numbers as text, and a single ``-`` or ``+``, stay as they are. :func:`undefused` takes it away again. Carriage
+    returns become line feeds.
     """
     if isinstance(value, str) and "\r" in value:
         # Python quotes no cell for one, and a reader would begin a row there, whose first cell it does not guard.
         value = value.replace("\r\n", "\n").replace("\r", "\n")
-    if not isinstance(value, str) or not _FORMULA.match(value) or value in ("-", "+") or _NUMBER.fullmatch(value):
+    if not isinstance(value, str) or value in ("-", "+"):
+        return value
+    if not _FORMULA.match(value) or _NUMBER.fullmatch(value):
         return value
     return "'" + value
 

@@ -1,7 +1,8 @@
 """Headers of weight files, read and checked before a library maps or allocates anything that they announce.
 
-A header can lie: sizes beyond the file, tensors on top of each other, a name twice, an array of 2^60 strings. The readers
-of gguf and of safetensors differ in what they notice, and when; here nothing is believed that the file does not bear out.
+A header can lie: sizes beyond the file, tensors on top of each other, a name twice, an array of 2^60 strings. The
+readers of gguf and of safetensors differ in what they notice, and when; here nothing is believed that the file does not
+bear out.
 
 References
 ----------
@@ -27,10 +28,11 @@ _MOST_HEADER, _MOST_TEXT, _MOST_NAME = 100_000_000, 64 << 20, 1 << 16
 _MOST_ENTRIES, _MOST_ITEMS, _MOST_TENSORS = 100_000, 1 << 24, 1_000_000
 _MOST_DIMENSIONS, _MOST_DEPTH = 8, 2
 
+#: Bits of a number by its dtype.
 _SAFETENSORS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16,
-    "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4,
-    "F6_E2M3": 6, "F6_E3M2": 6,
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16), **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64), "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
 #: struct's letters of GGUF's scalar types; 8 is a text and 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
