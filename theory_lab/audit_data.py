@@ -59,6 +59,10 @@ def exact(value: float | Fraction) -> Quantity:
     return Quantity(fraction, fraction, None, f"{float(fraction):.6g}")
 
 
+#: Characters of a printed number, at most.
+_LONGEST = 100
+
+
 def parse_printed(text: str) -> Quantity | None:
     """Read a number as printed; None if it is none.
 
@@ -66,7 +70,7 @@ def parse_printed(text: str) -> Quantity | None:
     way; ``65K`` is 65 thousand, rounded, where K may mean 1,000 or 1,024.
     """
     match = _NUMBER.fullmatch(text)
-    if match is None:
+    if match is None or len(text) > _LONGEST:
         return None
     about, digits, decimals, kilo = match.groups()
     unit = Fraction(1, 10 ** len(decimals or ""))

@@ -460,11 +460,12 @@ def _make_corpus(rng: random.Random) -> dict[str, Any]:
     return files
 
 
-def _corpus(files: dict[str, Any], place: Place) -> str:
+def _corpus(files: dict[str, Any], place: Place) -> None:
     import contextlib
 
     from theory_lab.commands.corpus import _print
     from theory_lab.corpus import Corpus
+    from theory_lab.outside import visible
 
     put(files, place.given)
     found = Corpus.open(place.given)
@@ -475,7 +476,8 @@ def _corpus(files: dict[str, Any], place: Place) -> str:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         _print(found)
-    return said.getvalue().replace("\n", " ")
+    for line in said.getvalue().splitlines():
+        assert visible(line) == line, line
 
 
 TARGETS = (
