@@ -232,7 +232,7 @@ def _code(match: re.Match[str]) -> str:
         if inner in _ENTITIES:
             # Kept out of the way of the codes around it, whose brackets are still to be read.
             return {"<": "\ue000", ">": "\ue001"}.get(_ENTITIES[inner], _ENTITIES[inner])
-        return chr(int(inner)) if inner.isdigit() and int(inner) < 0x110000 else ""
+        return chr(int(inner)) if re.fullmatch(r"[0-9]{1,7}", inner) and int(inner) < 0x110000 else ""
     if kind == "L":
         return inner.partition("|")[0]
     return inner
