@@ -18,7 +18,15 @@ from theory_lab.distributed.address import Scheduler, show_memory
 from theory_lab.distributed.pace import Pace
 from theory_lab.distributed.sending import Sending, cannot_load
 from theory_lab.distributed.work import difference, versions
-from theory_lab.engine import PieceTask, Task, TaskResult, hidden_main, ignored_interrupts, validate_workers
+from theory_lab.engine import (
+    WORKER_ENVIRONMENT,
+    PieceTask,
+    Task,
+    TaskResult,
+    hidden_main,
+    ignored_interrupts,
+    validate_workers,
+)
 from theory_lab.errors import InputError, WorkerError
 
 if TYPE_CHECKING:
@@ -34,9 +42,11 @@ _CLOSE_SECONDS = 5.0
 _ASKED = 64
 #: Bytes of what a scheduler says first.
 _LONGEST_GREETING = 1 << 20
-#: No web pages; and on a busy machine a worker may take its time to start again, where Dask would give up on it.
+#: No web pages, and no profile for them; and on a busy machine a worker may take its time to start again, where Dask
+#: would give up on it.
 _LOCAL_CONFIG = {
     **{f"distributed.{who}.http.routes": [] for who in ("scheduler", "worker", "nanny")},
+    "distributed.worker.profile.enabled": False,
     "distributed.deploy.lost-worker-timeout": "1 hour",
 }
 
@@ -100,7 +110,8 @@ class Cluster:
         # Worker processes are spawned, now and after each loss; none needs the caller's script. They listen on the
         # loopback interface, and to each other alone: keys made for this run encrypt what they say.
         opening.enter_context(hidden_main())
-        opening.enter_context(dask.config.set(_LOCAL_CONFIG))
+        environment = {**dask.config.get("distributed.nanny.pre-spawn-environ"), **WORKER_ENVIRONMENT}
+        opening.enter_context(dask.config.set({**_LOCAL_CONFIG, "distributed.nanny.pre-spawn-environ": environment}))
         with ignored_interrupts():
             cluster = LocalCluster(
                 n_workers=workers,

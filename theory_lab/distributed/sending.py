@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _PATIENCE = 300.0
 #: Seconds between two looks at how many workers there are.
 _LOOK_SECONDS = 1.0
-#: Seconds between two looks at whether a batch has ended.
-_POLL_SECONDS = 0.002
+#: Seconds between two looks at whether a batch has ended, where nothing says so before.
+_POLL_SECONDS = 0.05
 _KEPT = "what was finished is kept"
 
 
@@ -137,9 +137,9 @@ class Sending:
 
     def _arrived(self, wait: bool) -> list[tuple[Future, Any]]:
         """Batches that have ended; none yet after a while, so that the caller can look around."""
-        until = time.monotonic() + (0.1 if wait else 0.0)
-        while not self._ended.has_ready() and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
+        if wait and not self._ended.has_ready():
+            with self._ended.thread_condition:  # one that ends just now, before we wait, is seen a moment later
+                self._ended.thread_condition.wait(_POLL_SECONDS)
         return list(self._ended.next_batch(block=False))
 
     def _receive(self, future: Future, result: Any) -> Iterator[list[TaskResult]]:
