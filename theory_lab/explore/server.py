@@ -221,6 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer what cannot be understood as everything is answered: one line, behind the same headers."""
         self.close_connection = True
+        self.request_version = self.protocol_version  # whatever it called itself: an answer has headers
         self._answer(*_error(code, one_line(message or self.responses.get(code, ("it is refused",))[0], 200)), body=True)
 
     def _answer(self, status: int, kind: str, content: bytes, body: bool) -> None:

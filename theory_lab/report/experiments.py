@@ -115,9 +115,8 @@ def _taken(path: Path, name: str) -> bytes:
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises many for a damaged picture, and one of its own for one of absurd size
-        raise InputError(
-            "results", name, f"{path.name} is missing or damaged ({reason(error)}): draw it again"
-        ) from None
+        why = "it is no PNG" if type(error).__name__ == "UnidentifiedImageError" else reason(error)
+        raise InputError("results", name, f"{path.name} is missing or damaged ({why}): draw it again") from None
 
 
 def _table(title: str, words: str, path: Path, name: str) -> Table | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from theory_lab.errors import InputError
 
-
 #: Pixels of a picture that is taken up into a report: far more than any that is drawn here.
 MOST_PIXELS = 1 << 26
 
