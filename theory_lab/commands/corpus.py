@@ -115,6 +115,7 @@ def _print(corpus: Any) -> None:
     for split, count in corpus.manifest["splits"].items():
         each = count["characters"] / max(count["tokens"], 1)
         click.echo(
-            f"{visible(split)}: {count['documents']:,} documents, {count['tokens']:,} tokens, {each:.2f} characters a token"
+            f"{visible(split)}: {count['documents']:,} documents, {count['tokens']:,} tokens, "
+            f"{each:.2f} characters a token"
         )
     click.echo(visible(f"folder: {corpus.path}"))

@@ -139,7 +139,7 @@ class Corpus:
         return self.checked(_crops(text, chosen * (length - 1), length))
 
     def checked(self, tokens: I64) -> I64:
-        """The same tokens; InputError if one is none of the vocabulary, which would be read from beyond a table's end."""
+        """The same tokens; InputError if one is none of the vocabulary: it would be read from beyond a table."""
         if tokens.size and int(tokens.max()) >= self.vocab_size:
             raise InputError(
                 "corpus",

@@ -1,8 +1,8 @@
 """The explorer as a page on this machine: loopback only, behind a token in its address.
 
 Whoever knows the token may look; a page of another site can neither guess it nor reach the server under another name
-(the Host header is checked), nor ask from where it is (Origin and Sec-Fetch-Site), and nothing the page loads comes from
-elsewhere (Content-Security-Policy). A request has a largest size and a longest time, and so many connections are open
+(the Host header is checked), nor ask from where it is (Origin and Sec-Fetch-Site), and nothing the page loads comes
+from elsewhere (Content-Security-Policy). A request has a largest size and a longest time, and so many connections are open
 at once; what goes beyond is closed. There is no option to listen on another address.
 """
 
@@ -222,7 +222,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer what cannot be understood as everything is answered: one line, behind the same headers."""
         self.close_connection = True
         self.request_version = self.protocol_version  # whatever it called itself: an answer has headers
-        self._answer(*_error(code, one_line(message or self.responses.get(code, ("it is refused",))[0], 200)), body=True)
+        said = message or self.responses.get(code, ("it is refused",))[0]
+        self._answer(*_error(code, one_line(said, 200)), body=True)
 
     def _answer(self, status: int, kind: str, content: bytes, body: bool) -> None:
         self.connection.settimeout(_LONGEST_ANSWER)

@@ -90,7 +90,7 @@ def familywise(setup: Setup) -> Iterator[Finding]:
         estimates[index] = rows.sort_values("head_dim").estimate.to_numpy(float)
     yield _alarms(f"false VIOLATED in any of {len(_HEAD_DIMS)} cells", wrong, runs)
     # Estimates are means of 32,000 Bernoullis, near enough to normal for Student's law of a correlation.
-    pairs = np.corrcoef(estimates, rowvar=False)[np.triu_indices(len(_HEAD_DIMS), 1)]
+    pairs = np.asarray(np.corrcoef(estimates, rowvar=False))[np.triu_indices(len(_HEAD_DIMS), 1)]
     worst = float(np.abs(pairs).max())
     p = min(1.0, len(pairs) * _uncorrelated(worst, runs))
     yield Finding("correlation of cells of a run", len(pairs), "pairs", f"largest |r| = {worst:.3f}", p)

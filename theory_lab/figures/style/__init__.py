@@ -189,7 +189,7 @@ def applied_large() -> Iterator[None]:
 
 
 def tame(figure: Any) -> None:
-    """Let texts from outside that only look like mathematics, such as a file's name with two dollars, stand as they are.
+    """Let texts from outside that only look like mathematics, such as a name with two dollars, stand as they are.
 
     matplotlib would refuse to draw them, and with them the whole picture.
     """
