@@ -2,8 +2,8 @@
 
 Whoever knows the token may look; a page of another site can neither guess it nor reach the server under another name
 (the Host header is checked), nor ask from where it is (Origin and Sec-Fetch-Site), and nothing the page loads comes
-from elsewhere (Content-Security-Policy). A request has a largest size and a longest time, and so many connections are open
-at once; what goes beyond is closed. There is no option to listen on another address.
+from elsewhere (Content-Security-Policy). A request has a largest size and a longest time, and so many connections are
+open at once; what goes beyond is closed. There is no option to listen on another address.
 """
 
 from __future__ import annotations
