@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,10 +92,19 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
         If it is larger than ``most`` bytes, no UTF-8, no JSON, or nested beyond measure; one line says which.
     """
     with open(path, "rb") as file:
-        raw = file.read(most + 1)
+        raw = read_at_most(file, most + 1)
     if len(raw) > most:
         raise ValueError(f"more than {most >> 20} MiB")
     return parse_json(raw)
+
+
+def read_at_most(file: IO[bytes], most: int) -> bytes:
+    """The first bytes of a file or pipe; ``file.read(most)`` would set aside so many before it reads one."""
+    parts, left = [], most
+    while left > 0 and (part := file.read(min(left, 1 << 20))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
 def parse_json(raw: bytes | str) -> Any:

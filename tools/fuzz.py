@@ -284,7 +284,7 @@ def _work(name: str, seed: int, first: int, last: int, until: float | None, at: 
                 pipe.send({"finished": False, "tally": _plain(tally)})
                 told = time.monotonic()
             harness.run_one(target, value, place, tally, index)
-            if not warm and (index - first == 30 or time.monotonic() - began > 20):
+            if not warm and (index - first >= target.settled or time.monotonic() - began > 60):
                 warm, memory = True, harness.status("VmRSS")  # whatever is imported is imported by now
                 if target.limited:
                     harness.limit_memory()

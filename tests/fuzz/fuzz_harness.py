@@ -96,6 +96,8 @@ class Target:
         Whether memory is limited; libraries that reserve address space by the terabyte cannot be.
     heavy : bool
         Whether it needs torch, which takes its time to import.
+    settled : int
+        Inputs after which everything is imported, and memory is limited.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Target:
     share: float = 1.0
     limited: bool = True
     heavy: bool = False
+    settled: int = 30
 
 
 @dataclass

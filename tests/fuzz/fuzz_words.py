@@ -259,5 +259,5 @@ def _line(words: list[str], place: Place) -> str | None:
 TARGETS = (
     Target("words", _make_text, _parse, 12, heavy=True),
     Target("tasks", _make_task, _task, 2, heavy=True),
-    Target("command-line", _make_line, _line, 5, heavy=True),
+    Target("command-line", _make_line, _line, 5, heavy=True, settled=600),
 )

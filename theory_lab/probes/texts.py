@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from theory_lab.errors import InputError
+from theory_lab.outside import read_at_most
 from theory_lab.streams import Stream, cell_digest
 
 #: Largest text read, in bytes: far beyond any model's context.
@@ -70,7 +71,7 @@ def read_text(path: str | Path) -> Text:
         source = getattr(sys.stdin, "buffer", None)
         if source is None:
             raise InputError("text", "-", "standard input is closed: name a file")
-        return decode("standard input", source.read(MOST_BYTES + 1))
+        return decode("standard input", read_at_most(source, MOST_BYTES + 1))
     file = Path(path)
     if file.is_dir():
         raise InputError("text", name, "a file is allowed, and this is a folder")
@@ -78,7 +79,7 @@ def read_text(path: str | Path) -> Text:
         raise InputError("text", name, "not found: name an existing text file, or - for standard input")
     try:
         with open(file, "rb") as handle:
-            raw = handle.read(MOST_BYTES + 1)
+            raw = read_at_most(handle, MOST_BYTES + 1)
     except OSError as error:
         raise InputError("text", name, f"it cannot be read ({error.strerror or error})") from None
     return decode(name, raw)
