@@ -213,7 +213,7 @@ def check_command(**options: Any) -> int:
 def _plan(settings: Settings, options: dict[str, Any], workers: int | None) -> int:
     """Print what the run would take."""
     from theory_lab.distributed.address import asked_scheduler
-    from theory_lab.distributed.plan import plan_run, show
+    from theory_lab.distributed.plan import plan_run, seconds_since_start, show
     from theory_lab.engine import validate_workers
 
     if options["form"] not in ("table", "json"):
@@ -227,7 +227,12 @@ def _plan(settings: Settings, options: dict[str, Any], workers: int | None) -> i
         workers = asked.workers
     store = _open_store(options) if options["resume"] else None
     found = plan_run(
-        settings, validate_workers(workers), price_per_hour=price, store=store, keep=options["out"] is not None
+        settings,
+        validate_workers(workers),
+        price_per_hour=price,
+        store=store,
+        keep=options["out"] is not None,
+        started=seconds_since_start(),
     )
     if options["form"] == "json":
         import json

@@ -210,10 +210,9 @@ class Engine:
         if self._given is not None:
             return self._given
         if self._pool is None:
-            work = sum(task.seconds for task in tasks)
-            if self._workers == 1 or len(tasks) < 2 or work < _POOL_WORTH_SECONDS:
+            if not worth_a_pool(tasks, self._workers):
                 return None
-            self._pool = _start_pool(self._workers)
+            self._pool = start_pool(self._workers)
         return self._pool
 
 
@@ -234,7 +233,12 @@ def _together(finished: Iterable[Future[TaskResult]]) -> Iterator[list[TaskResul
         raise error
 
 
-def _start_pool(workers: int) -> ProcessPoolExecutor:
+def worth_a_pool(tasks: Sequence[Task | PieceTask], workers: int) -> bool:
+    """Whether starting worker processes saves time."""
+    return workers > 1 and len(tasks) > 1 and sum(task.seconds for task in tasks) >= _POOL_WORTH_SECONDS
+
+
+def start_pool(workers: int) -> ProcessPoolExecutor:
     """Start a pool of fresh interpreters.
 
     Forking a process with threads is unsafe, so workers are spawned. Spawning would run the caller's script a second

@@ -21,9 +21,9 @@ def test_the_slurm_job_starts_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     # The job alone, without the scheduler that a cluster starts.
     job = jobqueue.slurm.SLURMJob("tcp://10.0.0.1:8786", name="worker", **given)
     script = job.job_script()
+    settings = "MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=134217728"
     for line in ("#SBATCH -p normal", "#SBATCH -A my-account", "#SBATCH --mem=4G", "#SBATCH -t 02:00:00",
-                 "source /shared/theory-lab/.venv/bin/activate", "export OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=33554432 "
-                 "MALLOC_TRIM_THRESHOLD_=134217728"):  # fmt: skip
+                 "source /shared/theory-lab/.venv/bin/activate", f"export OMP_NUM_THREADS=1 {settings}"):  # fmt: skip
         assert line in script.splitlines()
     (start,) = [line for line in script.splitlines() if "dask_worker" in line]
     assert "tcp://10.0.0.1:8786 --name worker --nthreads 1 --memory-limit 3.73GiB" in start

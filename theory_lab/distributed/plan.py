@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import heapq
 import math
+import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.cases import build_cases, build_pieces
-from theory_lab.engine import PieceTask, Task, TaskResult, run_task
+from theory_lab.engine import PieceTask, Task, TaskResult, run_task, start_pool, validate_workers, worth_a_pool
 from theory_lab.errors import InputError
 from theory_lab.runner import Runner
 from theory_lab.settings import Settings, Silent
@@ -91,6 +90,7 @@ def plan_run(
     store: Store | None = None,
     keep: bool = False,
     seconds: float = CALIBRATION_SECONDS,
+    started: float = 0.0,
 ) -> Plan:
     """Plan a run.
 
@@ -107,6 +107,8 @@ def plan_run(
         Whether the run will write a results folder.
     seconds : float
         For calibration, about.
+    started : float
+        Seconds that the command took until here, as the run's will.
 
     Raises
     ------
@@ -122,16 +124,28 @@ def plan_run(
     runner = Runner(settings, cases, pieces, store, Silent())
     runner.load()
     tasks = runner.tasks()
-    results, calibration = calibrate(tasks, seconds)
-    expected = [calibration(task) for task in tasks]
+    elsewhere = [task for task in tasks if not task.here]
+    start = 0.0
+    if worth_a_pool(elsewhere, workers):
+        # As many at a time as there will be: workers slow each other down.
+        width = min(workers, validate_workers(None))
+        began = time.perf_counter()
+        pool = start_pool(width)
+        try:
+            start = time.perf_counter() - began
+            results, expect = calibrate(tasks, seconds, lambda some: list(pool.map(run_task, some)), width)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    else:
+        results, expect = calibrate(tasks, seconds, lambda some: [run_task(task) for task in some])
+    expected = [expect(task) for task in tasks]
     a_case = _seconds_per_case(runner, results)
     a_cell = _seconds_per_saved_cell(results) if keep else 0.0
     cells = len({task.cell for task in tasks if isinstance(task, Task)})
     left = cells + sum(isinstance(task, PieceTask) for task in tasks)
     collecting = len(tasks) * _COLLECT + cells * a_cell
-    start = _start_seconds() if workers > 1 and sum(expected) > 1.0 else 0.0
-    drawing = max(makespan(expected, workers), collecting) if workers > 1 else sum(expected) + collecting
-    total = start + drawing + len(cases) * a_case
+    drawing = max(makespan(expected, workers), collecting) if start else sum(expected) + collecting
+    total = started + start + drawing + len(cases) * a_case
     every, all_pieces = runner.counts()
     return Plan(
         cells=cells,
@@ -159,10 +173,11 @@ def _stratum(task: Task | PieceTask) -> tuple[str, ...]:
 def calibrate(
     tasks: Sequence[Task | PieceTask],
     seconds: float,
-    run: Callable[[Task | PieceTask], TaskResult] = run_task,
+    run: Callable[[Sequence[Task | PieceTask]], list[TaskResult]],
+    width: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[list[TaskResult], Callable[[Task | PieceTask], float]]:
-    """Run some tasks of every kind, and say how long others of these kinds will take.
+    """Run some tasks of every kind, ``width`` at a time, and say how long others of these kinds will take.
 
     Tasks are grouped by estimator, statistic and noise, or by study. Each group has one of its tasks run, groups of
     short ones first; then they take turns, those with the most work first, until each has used its share of the time.
@@ -190,22 +205,28 @@ def calibrate(
     trials: dict[tuple[str, ...], _Trial] = {key: _Trial() for key in groups}
     end = clock() + seconds
 
-    def attempt(key: tuple[str, ...]) -> None:
-        if queues[key] and clock() < end:
-            task = queues[key].pop()
-            results.append(run(task))
-            trials[key].add(max(task.seconds, 1e-9), results[-1].seconds)
+    def attempt(keys: Sequence[tuple[str, ...]]) -> None:
+        chosen = [(key, queues[key].pop()) for key in keys if queues[key]]
+        if not chosen or clock() >= end:
+            return
+        for (key, task), result in zip(chosen, run([task for _, task in chosen]), strict=True):
+            results.append(result)
+            trials[key].add(max(task.seconds, 1e-9), result.seconds)
 
-    for key in sorted((key for key in queues if queues[key]), key=lambda key: queues[key][-1].seconds):
-        attempt(key)
+    def turns(keys: Sequence[tuple[str, ...]]) -> None:
+        """Each key once, or more often where there are fewer of them than run at a time."""
+        keys = list(keys) * -(-width // max(len(keys), 1))
+        for first in range(0, len(keys), width):
+            attempt(keys[first : first + width])
+
+    turns(sorted((key for key in queues if queues[key]), key=lambda key: queues[key][-1].seconds))
     by_weight = sorted(queues, key=lambda key: -weights[key])
-    share = {key: max(seconds * weights[key] / sum(weights.values()), 0.02 * seconds) for key in groups}
+    share = {key: width * max(seconds * weights[key] / sum(weights.values()), 0.02 * seconds) for key in groups}
     while clock() < end:
         hungry = [key for key in by_weight if queues[key] and trials[key].measured < share[key]]
         if not hungry:
             break
-        for key in hungry:
-            attempt(key)
+        turns(hungry)
     ratios = sorted(trial.measured / trial.estimated for trial in trials.values() if trial.estimated)
     median = ratios[len(ratios) // 2] if ratios else 1.0
 
@@ -261,11 +282,14 @@ def _seconds_per_saved_cell(results: Sequence[TaskResult]) -> float:
         return (time.perf_counter() - began) / len(done[:64])
 
 
-def _start_seconds() -> float:
-    """Seconds until a worker process is ready."""
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import theory_lab.engine"], check=False, capture_output=True)
-    return time.perf_counter() - began
+def seconds_since_start() -> float:
+    """Seconds that this process exists; 0 where the system does not say."""
+    try:
+        with open("/proc/self/stat", encoding="ascii") as stat, open("/proc/uptime", encoding="ascii") as uptime:
+            began = int(stat.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+            return max(float(uptime.read().split()[0]) - began, 0.0)
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def show(plan: Plan) -> str:
