@@ -39,7 +39,7 @@ from theory_lab.estimation import Cell
 
 WORKERS = 2
 #: CPU seconds of the sending process, where ``constants`` was not run before: medians of the kept results.
-BATCH_COST, CELL_COST, STORE_COST = 6.3e-3, 1.5e-5, 1.5e-3
+BATCH_COST, CELL_COST, STORE_COST = 6.3e-3, 1.8e-5, 1.5e-3
 #: Seconds between a batch that is ready on one side and known on the other.
 LATENCY = 0.01
 

@@ -16,8 +16,8 @@ FIRST_BATCHES = 64
 _SHORTEST = 0.05
 #: Part of the time that the sending process may spend on sending and receiving.
 _SHARE = 0.4
-#: Seconds that a batch costs the sending process and its scheduler, until it is known better.
-_BATCH_COST = 4e-3
+#: Seconds that a batch costs the sending process and its scheduler: 6 to 9 ms where ``benchmarks/scheduling.py`` ran.
+_BATCH_COST = 6e-3
 #: Seconds of estimated work that memory of a kind reaches back.
 _MEMORY = 30.0
 #: Batches that the work left is cut into for each worker, near the end.
@@ -51,10 +51,6 @@ class Pace:
         if known.estimated > _MEMORY:
             known.estimated *= 0.5
             known.measured *= 0.5
-
-    def learn_cost(self, seconds: float) -> None:
-        """Sending and receiving a batch took this long."""
-        self.batch_cost += 0.1 * (min(seconds, 1.0) - self.batch_cost)
 
     def knows(self, kind: str) -> bool:
         """Whether a task of the kind was measured."""

@@ -98,7 +98,6 @@ class Sending:
             raise WorkerError(f"the scheduler {self._address} had no worker for {_PATIENCE:.0f} s; {_KEPT}")
 
     def _send(self, deadline: float) -> None:
-        started = time.perf_counter()
         now = time.monotonic()
         batches = []
         while (batch := self._plan.next(now, self._threads, deadline)) is not None:
@@ -111,8 +110,6 @@ class Sending:
             others = self._workers_without(held) if late else None
             for batch in late:
                 self._submit(batch, others)
-        if batches:
-            self._pace.learn_cost((time.perf_counter() - started) / len(batches))
 
     def _workers_without(self, futures: Sequence[Future]) -> list[str] | None:
         """Workers that none of these batches is on; None if there are none such."""
