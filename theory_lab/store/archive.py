@@ -20,6 +20,7 @@ from theory_lab.store.cells import (
     read_findings,
 )
 from theory_lab.store.compact import read_timings
+from theory_lab.store.files import refuse_links
 from theory_lab.store.packs import Pack, Packs, cell_row, cells_schema, file_hash, orphans, piece_row
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Archive:
         if not self.path.is_dir():
             raise InputError("store", str(path), "a results folder is allowed, and this is a file")
         try:
+            refuse_links(self.path, "store")
             found = manifest.read(self.path)
             if found is None and not (self.path / "cells").is_dir():
                 raise InputError("store", str(path), "a folder that theory-lab check wrote with --out DIR is allowed")

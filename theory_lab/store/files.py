@@ -12,10 +12,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from theory_lab.errors import StoreError
+from theory_lab.errors import InputError, StoreError
 
 #: How long a writer waits for another process before it gives up, in seconds.
 PATIENCE = 300.0
+
+
+def refuse_links(folder: Path, field: str) -> None:
+    """Refuse a results folder that has links, pipes or devices in it: it may be another's, and lead anywhere.
+
+    """Refuse a results folder with links, pipes or devices in it: it may be another's, and lead anywhere.
+
+    Raises
+    ------
+    InputError
+        The message names the entry.
+    """
+    for place in (folder, folder / "cells", folder / "packs"):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(place) as entries:
+            for entry in entries:
+                if not entry.is_file(follow_symlinks=False) and not entry.is_dir(follow_symlinks=False):
+                    name = Path(entry.path).relative_to(folder)
+                    raise InputError(field, str(folder), f"{name} in it is a link or a device: plain files are allowed")
 
 
 def write_atomically(target: Path, fill: Callable[[Any], object], durable: bool = True) -> None:

@@ -40,7 +40,15 @@ from theory_lab.store.cells import (
     read_findings,
 )
 from theory_lab.store.compact import compact, read_timings
-from theory_lab.store.files import PATIENCE, locked, remove_leavings, sync_file, sync_folder, write_atomically
+from theory_lab.store.files import (
+    PATIENCE,
+    locked,
+    refuse_links,
+    remove_leavings,
+    sync_file,
+    sync_folder,
+    write_atomically,
+)
 from theory_lab.store.packs import Packs
 from theory_lab.store.rows import rows_to_parquet
 from theory_lab.store.versions import provenance, require_pyarrow
@@ -106,6 +114,7 @@ class Store:
         """Format of the store that the folder is already, None for none; raise if it may not be used."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError("out", str(self.path), "a folder is allowed, and this is a file")
+        refuse_links(self.path, "out")
         found = manifest.read(self.path) if self.path.exists() else None
         lost = found is None
         if lost:
