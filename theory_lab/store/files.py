@@ -21,7 +21,7 @@ PATIENCE = 300.0
 def refuse_links(folder: Path, field: str) -> None:
     """Refuse a results folder that has links, pipes or devices in it: it may be another's, and lead anywhere.
 
-    """Refuse a results folder with links, pipes or devices in it: it may be another's, and lead anywhere.
+    What is appended to a link goes where it leads, and a device is read for ever. The folder itself may be a link.
 
     Raises
     ------
