@@ -29,8 +29,9 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def lab(capsys: pytest.CaptureFixture[str]):
-    """Call the command: exit code and what it printed."""
+def lab(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Call the command: exit code and what it printed, on a terminal wide enough for its tables."""
+    monkeypatch.setenv("COLUMNS", "200")
 
     def call(*words: object) -> tuple[int, str]:
         code = command.main([str(word) for word in words], standalone_mode=False)

