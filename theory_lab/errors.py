@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from theory_lab.outside import one_line
 
 #: Characters of a message's parts: what holds more comes from outside.
-_MOST_FIELD, _MOST_VALUE, _MOST_ALLOWED = 300, 120, 1400
+_MOST_FIELD, _MOST_VALUE, _MOST_ALLOWED, _MOST_MESSAGE = 300, 120, 1400, 1900
 
 
 def hint(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
@@ -24,7 +24,7 @@ class TheoryLabError(Exception):
 
     def __str__(self) -> str:
         # Names and texts of users' files are in it: whatever they hold, it is one line that does nothing.
-        return one_line(super().__str__())
+        return one_line(super().__str__(), _MOST_MESSAGE)
 
 
 class InputError(TheoryLabError, ValueError):

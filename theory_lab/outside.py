@@ -81,6 +81,14 @@ def defused_frame(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(**{str(name): column for name, column in changed.items()}).rename(columns=defused)
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with ``~`` and ``~name`` replaced; as it is if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
     """The content of a JSON file.
 

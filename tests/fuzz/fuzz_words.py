@@ -160,7 +160,8 @@ def _make_line(rng: random.Random) -> list[str]:
 
 def _kept(text: str, name: str) -> str:
     """A word as it may be given to a program; one that names what is written stays in the output folder."""
-    text = text.replace("\0", "")
+    # Words of a program are bytes: no zeros, and of half pairs those alone that stand for a byte.
+    text = text.replace("\0", "").encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
     if name in _WRITTEN:
         return re.sub(r"^[/~.]+|\.\.", "", text)
     # A source of "/" is a legitimate wish, and takes a while.
@@ -193,7 +194,8 @@ def _stubs() -> tuple[tuple[Any, str, Any], ...]:
         ("audit", "audit", "audit"), ("phase", "_one", "phase"), ("phase", "ProcessPoolExecutor", "phase"),
         ("noise.model_scores", "_measure", "scores"), ("models.fetching", "_download", "download"), ("training", "train", "training"),
         ("campaigns.work", "_pool", "pool"), ("reproduce.run", "_one", "drawing"), ("corpus.building", "build_corpus", "corpus"),
-        ("selftest", "run_selftest", "self-test"), ("explore.server", "serve", "server"),
+        ("selftest", "run_selftest", "self-test"), ("distributed.plan", "start_pool", "plan"),
+        ("distributed.plan", "calibrate", "plan"), ("explore.server", "serve", "server"),
     )  # fmt: skip
     found = [(importlib.import_module("theory_lab.experiments"), "run", _nothing)]
     for module, name, what in named:

@@ -181,6 +181,8 @@ def _show_claim(archive: Archive, claim: str, form: str) -> None:
     from theory_lab import render
 
     rows = archive.rows()
+    if "claim" not in rows:
+        raise StoreError(f"store: {archive.path}; its rows.parquet is damaged: run the check again")
     rows = rows[rows.claim == claim]
     if rows.empty:
         raise InputError("what", claim, f"the last run in {archive.path} did not check it")

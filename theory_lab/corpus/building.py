@@ -27,6 +27,7 @@ from theory_lab.corpus.documents import Document, Origin, read_path
 from theory_lab.corpus.reading import FORMAT, SPLITS, TOKEN, Corpus
 from theory_lab.corpus.tokenizer import check_vocabulary, tokenizer_settings, train_tokenizer
 from theory_lab.errors import InputError, StoreError
+from theory_lab.outside import expanded
 from theory_lab.tasks.source import EOS
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def build_corpus(out: str | Path, plan: Plan, *, progress: Progress | None = Non
         If the disk is full or cannot be written.
     """
     plan.check()
-    target = Path(out).expanduser().absolute()
+    target = expanded(out).absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError("out", str(out), "a new or empty folder is allowed")
     with _writing(target):
@@ -230,7 +231,7 @@ def _sources(plan: Plan, scratch: Path) -> Iterator[tuple[Origin, Iterable[Docum
     for source in plan.sources:
         from theory_lab.corpus.hub import is_dataset_id, read_dataset
 
-        if is_dataset_id(source) and not Path(source).expanduser().exists():
+        if is_dataset_id(source) and not expanded(source).exists():
             origin, documents = read_dataset(
                 source, config=plan.config, split=plan.split, column=plan.column, license=plan.license
             )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from theory_lab.corpus.plain import clean, from_html, from_man, from_pod
 from theory_lab.errors import InputError
-from theory_lab.outside import parse_json
+from theory_lab.outside import expanded, parse_json
 
 #: Largest file read, in bytes, and largest text that is unpacked of one.
 MOST_BYTES, MOST_UNPACKED = 1 << 30, 1 << 28
@@ -139,7 +139,7 @@ def read_path(path: str, license: str = "unknown", column: str = "text") -> tupl
     InputError
         If there is no such file, it cannot be read or is no text. In a folder such files are passed over and counted.
     """
-    place = Path(path).expanduser()
+    place = expanded(path)
     if place.is_dir():
         origin = Origin("folder", str(path), license=license)
         return origin, _folder(place, origin, column)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from theory_lab.errors import InputError
-from theory_lab.outside import read_json, read_npy
+from theory_lab.outside import expanded, read_json, read_npy
 from theory_lab.streams import cell_digest, validate_seed
 from theory_lab.tasks.source import BOS, I64, TRAINING, below, check_batch, draw_words
 
@@ -56,7 +56,7 @@ class Corpus:
         """
         if not isinstance(path, (str, Path)) or not str(path).strip():
             raise InputError("corpus", path, "a folder made by theory-lab corpus build is allowed")
-        folder = Path(path).expanduser()
+        folder = expanded(path)
         try:
             manifest = read_json(folder / "manifest.json")
             form, name = manifest["format"], manifest["name"]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from theory_lab.errors import InputError, StoreError
+from theory_lab.outside import expanded
 
 MANIFEST = "theory-lab.json"
 
@@ -32,7 +33,7 @@ def cache_dir() -> Path:
     """The folder for everything that can be fetched or computed again. It need not exist yet."""
     chosen = os.environ.get("THEORY_LAB_CACHE", "")
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return expanded(chosen).absolute()
     # The XDG specification says to ignore a relative path here.
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "theory-lab"

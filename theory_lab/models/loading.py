@@ -12,7 +12,7 @@ from theory_lab.models.cache import no_room
 from theory_lab.models.catalog import find_model, is_known, list_models
 from theory_lab.models.checks import check_built, check_folder, check_path, header_of
 from theory_lab.models.conversion import converted_folder, hushed, require_transformers
-from theory_lab.outside import foreign
+from theory_lab.outside import expanded, foreign
 
 if TYPE_CHECKING:
     import torch
@@ -147,7 +147,7 @@ def find_folder(name_or_path: str | Path, *, trust_remote_code: bool = False, qu
     if not isinstance(name_or_path, (str, Path)) or not str(name_or_path).strip() or "\0" in str(name_or_path):
         raise InputError("model", name_or_path, "the name of a model, a folder, a .gguf file or a Hub id is allowed")
     text = str(name_or_path)
-    path = Path(text).expanduser()
+    path = expanded(text)
     if isinstance(name_or_path, str) and is_known(text):
         from theory_lab.models.fetching import fetch_model
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from theory_lab.errors import InputError
+from theory_lab.outside import expanded
 from theory_lab.streams import U64
 from theory_lab.tasks.base import Task, blank, whole
 from theory_lab.tasks.source import BOS, I64, Examples, below
@@ -300,7 +301,7 @@ class MultiNeedle(_Retrieval):
 
 def tokenizer_file(place: str | Path) -> Path:
     """The file itself, or ``tokenizer.json`` of a folder."""
-    path = Path(place).expanduser()
+    path = expanded(place)
     return path / "tokenizer.json" if path.is_dir() else path
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from theory_lab.errors import InputError, hint
+from theory_lab.outside import expanded
 from theory_lab.training.settings import TrainSettings
 
 #: Fields of a configuration that are no choice of a training, or a setting of their own.
@@ -36,7 +37,7 @@ def start_folder(start: str) -> Path:
     home = known.get(start)
     if home is not None:
         return home
-    folder = Path(start).expanduser()
+    folder = expanded(start)
     if not folder.is_dir():
         allowed = f"{hint(start, known)}the folder of a trained model, or one of {', '.join(known)}, is allowed"
         raise InputError("start", start, allowed)
