@@ -77,7 +77,7 @@ def _gguf() -> tuple[bytes, ...]:
             writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
             writer.add_float32("llama.rope.freq_base", 10000.0)
             writer.add_tokenizer_model("gpt2")
-            writer.add_token_list(["<s>", "</s>", *(chr(97 + i % 26) + str(i) for i in range(38))])
+            writer.add_token_list(["<s>", "</s>", "a", "b", "0", "1", "a0", "b1", *(f"t{i}" for i in range(32))])
             writer.add_token_types([3, 3, *[1] * 38])
             writer.add_token_merges(["a 0", "b 1"])
             writer.add_bos_token_id(0)

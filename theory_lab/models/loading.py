@@ -200,7 +200,8 @@ def _load(folder: Path, config: dict[str, Any], *, dtype: str, trust: bool, atte
 
     if config.get("model_type") == "theory_lab":
         import theory_lab.models.lab  # noqa: F401  # makes the architecture known to transformers
-    names = config.get("architectures") or []
+    given = config.get("architectures")
+    names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
     wants_head = any(name in CAUSAL.values() or "CausalLM" in name for name in names)
     more = {} if attention is None else {"attn_implementation": attention}
     try:
