@@ -51,7 +51,7 @@ def _make_text(rng: random.Random) -> list[str]:
 def _parse(value: list[str], place: Place) -> None:
     parser = _parser(value[0])
     if parser is not None:
-        with _stubbed("_measure"):  # scores of a model are minutes of work, and a legitimate wish
+        with _stubbed("_measure", "_from_hub"):  # minutes of work, and a connection: both legitimate wishes
             parser(value[1])
 
 
@@ -192,7 +192,7 @@ def _stubs() -> tuple[tuple[Any, str, Any], ...]:
 
     named = (
         ("audit", "audit", "audit"), ("phase", "_one", "phase"), ("phase", "ProcessPoolExecutor", "phase"),
-        ("noise.model_scores", "_measure", "scores"), ("models.fetching", "_download", "download"), ("training", "train", "training"),
+        ("noise.model_scores", "_measure", "scores"), ("models.fetching", "_download", "download"), ("models.loading", "_from_hub", "the Hub"), ("training", "train", "training"),
         ("campaigns.work", "_pool", "pool"), ("reproduce.run", "_one", "drawing"), ("corpus.building", "build_corpus", "corpus"),
         ("selftest", "run_selftest", "self-test"), ("distributed.plan", "start_pool", "plan"),
         ("distributed.plan", "calibrate", "plan"), ("explore.server", "serve", "server"),

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from theory_lab.commands.parsing import one_number, one_whole
+from theory_lab.outside import visible
 
 
 @click.group("campaign")
@@ -66,7 +67,7 @@ def run_command(plan: str, **options: Any) -> int:
         progress=make_progress(options["quiet"], "training", "runs"),
     )
     for folder, why in done.failed.items():
-        click.echo(f"failed: {folder}: {why}", err=True)
+        click.echo(visible(f"failed: {folder}: {why}"), err=True)
     click.echo(f"{done.finished} of {done.finished + done.remaining} runs are finished")
     return 1 if done.failed else 3 if done.remaining else 0
 
@@ -81,5 +82,5 @@ def gather_command(plan: str, out: str, into: str) -> int:
     from theory_lab.campaigns import gather, read_plan
 
     for path in gather(read_plan(plan), out, into):
-        click.echo(str(path))
+        click.echo(visible(path))
     return 0

@@ -11,6 +11,7 @@ import click
 from theory_lab.commands.parsing import EXIT_INTERRUPTED, EXIT_USAGE, fail, one_number, one_whole
 from theory_lab.errors import InputError, TheoryLabError
 from theory_lab.grids import parse_numbers, parse_wholes
+from theory_lab.outside import visible
 
 if TYPE_CHECKING:
     from theory_lab.probes.plan import ProbeResult
@@ -161,7 +162,7 @@ def _probe(options: dict[str, Any], arguments: dict[str, Any], sources: list[Tex
     _print(result, options)
     if options["plot"]:
         for path in result.plot(options["plot"]):
-            click.echo(f"picture: {path}", err=True)
+            click.echo(visible(f"picture: {path}"), err=True)
     if not result.complete:
         fail("out of memory: not everything was measured; see the notes")
         return EXIT_USAGE
@@ -229,5 +230,5 @@ def _unrelated(options: dict[str, Any], arguments: dict[str, Any], sources: list
         _print_rows(result.rows, options["form"])
     if options["plot"]:
         for path in result.plot(options["plot"]):
-            click.echo(f"picture: {path}", err=True)
+            click.echo(visible(f"picture: {path}"), err=True)
     return 0

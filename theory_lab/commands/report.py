@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from theory_lab.outside import visible
+
 
 @click.command("report")
 @click.argument("results", nargs=-1, metavar="RESULTS...")
@@ -28,8 +30,8 @@ def command(
 
     def say(message: str) -> None:
         if not quiet:
-            click.echo(f"theory-lab: {message}", err=True)
+            click.echo(visible(f"theory-lab: {message}"), err=True)
 
     for path in write_report(results, html, md, latex, title, say):
-        click.echo(f"report: {path}, {path.stat().st_size / 1e6:.2f} MB", err=True)
+        click.echo(visible(f"report: {path}, {path.stat().st_size / 1e6:.2f} MB"), err=True)
     return 0

@@ -10,6 +10,7 @@ from click.shell_completion import CompletionItem
 
 from theory_lab.commands.parsing import EXIT_INTERRUPTED, EXIT_USAGE, fail, one_whole
 from theory_lab.errors import InputError
+from theory_lab.outside import visible
 
 if TYPE_CHECKING:
     from theory_lab.reproduce.run import Outcome
@@ -58,7 +59,7 @@ def command(
             raise InputError("gallery", " ".join(names), "it takes no experiments: it shows what is drawn")
         from theory_lab.reproduce.gallery import write_gallery
 
-        click.echo(f"theory-lab: {write_gallery(Path(out), data)}", err=True)
+        click.echo(visible(f"theory-lab: {write_gallery(Path(out), data)}"), err=True)
         return 0
     if not names:
         _list(Path(out), data)
@@ -89,7 +90,7 @@ def _draw(
 
     def say(line: str) -> None:
         if not quiet:
-            click.echo(f"theory-lab: {line}", err=True)
+            click.echo(visible(f"theory-lab: {line}"), err=True)
 
     try:
         outcomes = reproduce(
@@ -102,7 +103,7 @@ def _draw(
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
     for outcome in outcomes:
         for path in outcome.files:
-            click.echo(path)
+            click.echo(visible(path))
     say(write_gallery(out, data))
     return _code(outcomes, set(names))
 

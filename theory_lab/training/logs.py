@@ -10,6 +10,7 @@ import contextlib
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ class Table:
         except csv.Error:  # a field beyond measure
             return []
         good = [row for row in read if tuple(row) == self._columns and None not in row.values()]
-        return [row for row in good if row[self._columns[0]].isascii() and row[self._columns[0]].isdigit()]
+        return [row for row in good if re.fullmatch(r"[0-9]{1,18}", row[self._columns[0]])]
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows; StoreError if the disk is full."""
