@@ -15,21 +15,10 @@ if not HAS_CUDA:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def _let_numpy_index_tensors() -> None:
-    """Triton's interpreter calls int() on one-element arrays, which numpy 2.4 refuses."""
-    from triton.runtime import interpreter
-
-    original = interpreter._patch_lang_tensor
-
-    def patched(tensor, scope):
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
-
-
 if HAS_TRITON and not HAS_CUDA:
-    _let_numpy_index_tensors()
+    from theory_kernels.interpreter import let_numpy_index_tensors
+
+    let_numpy_index_tensors()
 
 
 def pytest_configure(config: pytest.Config) -> None:
