@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from theory_lab.errors import InputError
+from theory_lab.outside import parse_toml
 
 #: How a table says that its source prints nothing there.
 NOT_PRINTED = "-"
@@ -214,10 +214,10 @@ def pick(name: str, options: Sequence[str], entry: Entry, key: str) -> str:
 def read_toml(file: Path) -> dict[str, Any]:
     """The file's data; one error for a file that cannot be read or is not TOML."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return parse_toml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError("file", str(file), f"cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise InputError("file", str(file), f"not valid TOML: {error}") from None
 
 

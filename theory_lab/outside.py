@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import re
+import tomllib
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +23,24 @@ if TYPE_CHECKING:
 
 #: Largest JSON file read whole, in bytes: tokenizers of large vocabularies are a tenth of it.
 MOST_JSON = 256 << 20
+#: Largest TOML file, in bytes.
+MOST_TOML = 1 << 19
 
 #: Characters that would act instead of being read: controls, direction marks, halves of a pair, line breaks.
 _ACTING = ("Cc", "Cf", "Cs", "Zl", "Zp")
 #: What a cell begins with that a spreadsheet takes for a formula, or that a spreadsheet drops to find one.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")  # the wide ones count too
 _NUMBER = re.compile(r"[+-]?((\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf|nan)", re.IGNORECASE | re.ASCII)
+
+#: Most parts of a dotted key: for every statement the decoder walks through those of its table, and its own squared.
+MOST_PARTS = 32
+
+# Comments, strings, whatever may stand in a key, dots between; every match takes all it can, so that reading is linear.
+_TOML = re.compile(
+    r'''(?P<other>\#[^\n]*+|"""(?:[^"\\]|\\.|"(?!""))*+(?:""")?|\'\'\'(?:[^']|'(?!''))*+(?:\'\'\')?)'''
+    r"""|(?P<part>[\w+-]++|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?)|(?P<dot>\.)|[ \t]++|(?P<end>.)""",
+    re.DOTALL,
+)
 
 
 def visible(text: object) -> str:
@@ -119,6 +132,36 @@ def parse_json(raw: bytes | str) -> Any:
     """The value of a JSON text; ValueError, in one line, if it is none."""
     try:
         return json.loads(raw)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The data of a TOML text, within seconds.
+
+    Raises
+    ------
+    tomllib.TOMLDecodeError
+        If it is not TOML.
+    ValueError
+        If it is not usable: larger than :data:`MOST_TOML`, a key of more than :data:`MOST_PARTS` parts, a number of
+        thousands of digits, tables or lists nested beyond measure. One line says which.
+    """
+    if len(text) > MOST_TOML:
+        raise ValueError(f"at most {MOST_TOML >> 10} KiB are allowed")
+    if text.count(".") >= MOST_PARTS:
+        parts, joined = 0, False
+        for token in _TOML.finditer(text):
+            if token.lastgroup == "part":
+                parts = parts + 1 if joined else 1
+                if parts > MOST_PARTS:
+                    line = text.count("\n", 0, token.start()) + 1
+                    raise ValueError(f"line {line}: keys of at most {MOST_PARTS} parts are allowed")
+            elif token.lastgroup is None:
+                continue  # blanks, which may stand around a dot
+            joined = token.lastgroup == "dot"
+    try:
+        return tomllib.loads(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
 

@@ -131,6 +131,8 @@ def _make_toml(pattern: str, but: str = "tables.toml") -> Any:
     def build(rng: random.Random) -> bytes:
         tree = rng.choice(_tomls(pattern, but))
         text = make.as_toml(make.altered(rng, tree)).encode("utf-8", "surrogatepass")
+        if rng.random() < 0.03:
+            text = make.crowded(rng, text)
         return make.damaged(rng, text) if rng.random() < 0.25 else text
 
     return build

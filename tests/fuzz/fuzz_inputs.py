@@ -158,6 +158,16 @@ def as_toml(tree: dict[str, Any], path: tuple[str, ...] = ()) -> str:
     return head + "\n".join(lines) + "\n" + "".join(as_toml(inner, (*path, key)) for key, inner in tables)
 
 
+def crowded(rng: random.Random, text: bytes) -> bytes:
+    """The TOML text with keys of many parts, many statements, or both, in front of it or at its end."""
+    parts = rng.choice((2, 31, 32, 33, 500, 20_000))
+    key, count = b".".join([rng.choice((b"a", b"'a'", b"1"))] * parts), rng.choice((1, 300, 5000))
+    more = rng.choice((b"", b"[%b]\n" % key, b"[[%b]]\n" % key))
+    line = rng.choice((b"x%d = 1\n", b"[x%d]\n", b"[[x]]\n", b"# %d\n", key[: 400_000 // count] + b".x%d = 1\n"))
+    more += b"".join(line.replace(b"%d", b"%d" % number) for number in range(count))
+    return more + text if rng.random() < 0.5 else text + b"\n" + more
+
+
 def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=True).replace("\\ud", "\\u0d")  # a surrogate is no TOML
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import time
 import unicodedata
 from pathlib import Path
 
@@ -16,7 +17,19 @@ from hypothesis import strategies as st
 
 from theory_lab.campaigns.plan import slug
 from theory_lab.errors import InputError, StoreError
-from theory_lab.outside import defused, defused_frame, foreign, one_line, parse_json, read_npy, undefused, visible
+from theory_lab.outside import (
+    MOST_TOML,
+    defused,
+    defused_frame,
+    foreign,
+    one_line,
+    parse_json,
+    parse_toml,
+    read_npy,
+    undefused,
+    visible,
+)
+from theory_lab.reproduce.document import Document
 
 #: Halves of pairs included, which Python's file names hold.
 ANY = st.text(st.characters(), max_size=40)
@@ -68,6 +81,41 @@ def test_a_folder_of_a_run_lies_inside(name: str) -> None:
 def test_json_that_is_none_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError):
         parse_json(text)
+
+
+_DEEP, _LINES = ".".join(["a"] * 5000), "".join(f"b{i}=1\n" for i in range(50_000))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (f"[{_DEEP}]\n{_LINES}", "line 1: keys of at most 32 parts"),  # the decoder alone: a minute
+        (f"x = '''\n'{_DEEP}'''\n# {_DEEP}\n{_DEEP}=1", "line 4: keys of at most 32 parts"),
+        ("x." + '\'a\' . "\\"" . a-b.' * 11 + "c=1", "line 1: keys of at most 32 parts"),
+        ("x = 1\n" * MOST_TOML, "at most 512 KiB"),
+        (f"x = {'[' * 5000}", "nested too deep"),
+        (f"x = {'1' * 5000}", "4300 digits"),
+        ('y = "' + '\\"' * 200_000 + ". " * 40, "Unterminated"),
+    ],
+    ids=["table", "key", "quoted", "size", "lists", "digits", "string"],
+)
+def test_toml_is_refused_within_seconds(text: str, why: str) -> None:
+    began = time.process_time()
+    with pytest.raises(ValueError, match=why):
+        parse_toml(text)
+    assert time.process_time() - began < 2
+
+
+def test_toml_that_is_only_large_is_read_and_its_lines_found(tmp_path: Path) -> None:
+    """The decoder's worst within the bounds; dots that part no key count for nothing."""
+    dots = f"dots = [\"{_DEEP}\", '{_DEEP}', 1.5, {'0.1, ' * 100}]  # {_DEEP}\nmore = '''\n{_DEEP}'''\n"
+    table = ".".join(["a"] * 31) + ".b"
+    path = tmp_path / "large.toml"
+    path.write_text(f"{dots}[{table}]\n" + "".join(f"{table}{i}=1\n" for i in range(2000)), encoding="utf-8")
+    began = time.process_time()
+    document = Document.read(path, "large.toml")
+    assert document.line(("more",)) == 2
+    assert time.process_time() - began < 4
 
 
 @settings(max_examples=30)

@@ -15,12 +15,12 @@ from typing import Any
 
 from theory_lab.errors import InputError, hint
 from theory_lab.grids import parse_numbers, parse_wholes
-from theory_lab.outside import reason
+from theory_lab.outside import MOST_TOML, one_line, parse_toml
 
 Key = tuple[str, ...]
 
-#: Largest file, and most lines of one whose errors are placed exactly: that takes a time of lines squared.
-MOST_BYTES, _MOST_LINES = 1 << 20, 800
+#: Most lines times characters of a file whose errors are placed exactly: that reads every prefix.
+_MOST_PREFIXES = 1_500_000
 
 
 @dataclass
@@ -36,19 +36,19 @@ class Document:
         """Read a file; InputError, in one line, if it cannot be read or is not TOML."""
         try:
             with open(path, "rb") as handle:
-                raw = handle.read(MOST_BYTES + 1)
+                raw = handle.read(MOST_TOML + 1)
             text = raw.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise InputError("experiment", file, f"it cannot be read ({why})") from None
-        if len(raw) > MOST_BYTES:
-            raise InputError("experiment", file, f"at most {MOST_BYTES >> 10} KiB are allowed")
+        if len(raw) > MOST_TOML:
+            raise InputError("experiment", file, f"at most {MOST_TOML >> 10} KiB are allowed")
         try:
-            return cls(text, file, tomllib.loads(text))
+            return cls(text, file, parse_toml(text))
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"{file}, {_place(str(error))}", "not valid TOML", str(error).split(" (at")[0]) from None
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits; tables nested as deep
-            raise InputError(file, "no usable TOML", reason(error)) from None
+        except ValueError as error:
+            raise InputError(file, "no usable TOML", one_line(error, 200)) from None
 
     def line(self, key: Key) -> int:
         """The line on which a key's statement begins; that of the nearest table around it if the key is not there.
@@ -57,20 +57,24 @@ class Document:
         the first valid prefix that holds the key ends with the statement that sets it.
         """
         lines = self.text.split("\n")
-        if len(lines) > _MOST_LINES:
+        if len(lines) * len(self.text) > _MOST_PREFIXES:
             return self._line_like(key, lines)
-        for depth in range(len(key), 0, -1):
-            begin = 0
-            for end in range(1, len(lines) + 1):
-                try:
-                    data: Any = tomllib.loads("\n".join(lines[:end]))
-                except (ValueError, RecursionError):
-                    continue  # in the middle of a statement
-                if _holds(data, key[:depth]):
-                    blank = (i for i in range(begin, end) if lines[i].strip() and not lines[i].strip().startswith("#"))
-                    return next(blank, end - 1) + 1
-                begin = end
-        return 1
+        begin, found = 0, [1] * (len(key) + 1)  # of the key's first parts, the line on which they are set
+        known = 0
+        for end in range(1, len(lines) + 1):
+            try:
+                data: Any = tomllib.loads("\n".join(lines[:end]))
+            except (ValueError, RecursionError):
+                continue  # in the middle of a statement
+            depth = _held(data, key)
+            if depth > known:
+                blank = (i for i in range(begin, end) if lines[i].strip() and not lines[i].strip().startswith("#"))
+                found[known + 1 : depth + 1] = [next(blank, end - 1) + 1] * (depth - known)
+                known = depth
+            if known == len(key):
+                break
+            begin = end
+        return found[known]
 
     @staticmethod
     def _line_like(key: Key, lines: list[str]) -> int:
@@ -88,13 +92,13 @@ def _place(message: str) -> str:
     return message[start + 4 :].rstrip(")") if start >= 0 else "line 1"
 
 
-def _holds(data: Any, key: Key) -> bool:
-    for part in key:
-        if isinstance(data, dict) and part in data:
-            data = data[part]
-        else:
-            return False
-    return True
+def _held(data: Any, key: Key) -> int:
+    """How many of the key's first parts there are."""
+    for depth, part in enumerate(key):
+        if not isinstance(data, dict) or part not in data:
+            return depth
+        data = data[part]
+    return len(key)
 
 
 class Part:
