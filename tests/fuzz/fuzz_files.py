@@ -483,15 +483,15 @@ def _corpus(files: dict[str, Any], place: Place) -> None:
 
 
 TARGETS = (
-    Target("scores-npy", _make_npy, _scores("npy"), 3),
-    Target("scores-csv", _make_csv, _scores("csv"), 1.5),
-    Target("scores-parquet", _make_parquet, _scores("parquet"), 1.5),
-    Target("experiment-toml", _make_toml("*/*.toml"), _experiment, 2),
-    Target("plan-toml", _make_toml("ours/campaigns/*.toml"), _plan, 1, heavy=True),
-    Target("preset-toml", _make_toml("*/train-*.toml"), _preset, 1),
-    Target("campaign-results", _make_campaign, _campaign, 0.6, heavy=True),
-    Target("report-rows", _make_rows, _report, 0.5, heavy=True),
-    Target("report-folder", _make_drawn, _drawn, 0.5, heavy=True),
-    Target("corpus-document", _make_document, _document, 3),
-    Target("corpus-folder", _make_corpus, _corpus, 1),
+    Target("scores-npy", _make_npy, _scores("npy"), 110),
+    Target("scores-csv", _make_csv, _scores("csv"), 28),
+    Target("scores-parquet", _make_parquet, _scores("parquet"), 45),
+    Target("experiment-toml", _make_toml("*/*.toml"), _experiment, 28),
+    Target("plan-toml", _make_toml("ours/campaigns/*.toml"), _plan, 6, heavy=True),
+    Target("preset-toml", _make_toml("*/train-*.toml"), _preset, 14),
+    Target("campaign-results", _make_campaign, _campaign, 5, heavy=True),
+    Target("report-rows", _make_rows, _report, 1.2, heavy=True),
+    Target("report-folder", _make_drawn, _drawn, 1.2, heavy=True),
+    Target("corpus-document", _make_document, _document, 55),
+    Target("corpus-folder", _make_corpus, _corpus, 9),
 )

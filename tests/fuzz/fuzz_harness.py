@@ -91,7 +91,7 @@ class Target:
     run : callable
         (input, place) -> anything; raises what users may see.
     share : float
-        Of a run's inputs, relative to the others.
+        Of a run's inputs, relative to the others: about thousands of a million, fewer for what takes longer.
     limited : bool
         Whether memory is limited; libraries that reserve address space by the terabyte cannot be.
     heavy : bool
