@@ -5,26 +5,36 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from nursery import Nursery
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture
-def cli(tmp_path: Path):
-    """Run ``theory-lab`` in a process of its own, in an empty folder."""
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """A warm process that forks one for each command."""
+    made = Nursery(ROOT)
+    yield made
+    made.stop()
 
-    def call(*words: object, timeout: float = 120, env: dict[str, str] | None = None, **more):
+
+@pytest.fixture
+def cli(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run ``theory-lab`` in a process of its own, in an empty folder; ``fresh`` also starts an interpreter for it."""
+
+    def call(
+        *words: object, timeout: float = 120, env: dict[str, str] | None = None, fresh: bool = not hasattr(os, "fork")
+    ) -> subprocess.CompletedProcess[str]:
+        said, environment = list(map(str, words)), {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+        if not fresh:
+            return request.getfixturevalue("nursery").run(said, tmp_path, environment, timeout)
         return subprocess.run(
-            [sys.executable, "-m", "theory_lab.main", *map(str, words)],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
-            **more,
-        )
+            [sys.executable, "-m", "theory_lab.main", *said],
+            capture_output=True, text=True, timeout=timeout, cwd=tmp_path, env=environment,
+        )  # fmt: skip
 
     return call
