@@ -30,6 +30,7 @@ MOST_TOML = 1 << 19
 _ACTING = ("Cc", "Cf", "Cs", "Zl", "Zp")
 #: What a cell begins with that a spreadsheet takes for a formula, or that a spreadsheet drops to find one.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")  # the wide ones count too
+_CELL_INSIDE = re.compile(r"([,;|][\s\"']*)(?=[=+\-@＝＋－＠])")
 _NUMBER = re.compile(r"[+-]?((\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf|nan)", re.IGNORECASE | re.ASCII)
 
 #: Most parts of a dotted key: for every statement the decoder walks through those of its table, and its own squared.
@@ -90,8 +91,16 @@ def undefused(value: Any) -> Any:
 
 def defused_frame(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows whose texts and column names are safe in a spreadsheet; shares what needs no change."""
-    changed = {name: column.map(defused) for name, column in rows.items() if column.dtype.kind not in "iufbM"}
-    return rows.assign(**{str(name): column for name, column in changed.items()}).rename(columns=defused)
+    safe = rows.rename(columns=defused)
+    for place, kind in enumerate(rows.dtypes):
+        if kind.kind not in "iufbM":
+            safe.isetitem(place, rows.iloc[:, place].map(defused).array)
+    return safe
+
+
+def defused_line(text: object) -> str:
+    """A text for a line before a CSV file's rows: one line, in which no separator is followed by a formula."""
+    return _CELL_INSIDE.sub(r"\1'", one_line(text))
 
 
 def expanded(path: str | Path) -> Path:

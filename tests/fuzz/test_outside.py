@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import time
 import unicodedata
 from pathlib import Path
@@ -15,12 +16,14 @@ from fuzz_files import is_formula
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from theory_lab import render
 from theory_lab.campaigns.plan import slug
 from theory_lab.errors import InputError, StoreError
 from theory_lab.outside import (
     MOST_TOML,
     defused,
     defused_frame,
+    defused_line,
     foreign,
     one_line,
     parse_json,
@@ -30,6 +33,8 @@ from theory_lab.outside import (
     visible,
 )
 from theory_lab.reproduce.document import Document
+from theory_lab.store import export
+from theory_lab.training.logs import Table
 
 #: Halves of pairs included, which Python's file names hold.
 ANY = st.text(st.characters(), max_size=40)
@@ -53,6 +58,34 @@ def test_a_csv_file_of_any_texts_has_no_formula_and_loses_nothing(texts: list[st
     assert not any(is_formula(cell) for row in rows for cell in row)
     assert [undefused(row[0]) for row in rows[1:]] == plain
     assert undefused(rows[0][0]) == "=name"
+
+
+@given(NASTY)
+def test_a_line_above_the_rows_is_no_formula_in_any_cell(text: str) -> None:
+    for whole in (text, f"a,{text}", f'a; "{text}"', f"a,,{text},=1"):
+        line = f"# note: {defused_line(whole)}"
+        assert "\n" not in line
+        assert not any(is_formula(cell.strip(' "')) for cell in re.split("[,;]", line)), line
+
+
+def test_every_csv_writer_guards_texts_and_leaves_numbers(tmp_path: Path) -> None:
+    hostile = ["=1+1", "+1+1", "-1+2", "@SUM(A1)", "\tx", "\r=1", "plain"]
+    frame = pd.DataFrame(
+        {"name": hostile, "=c": [-1.5, 2.0, -3, 4, 5, 6, 7], "mixed": ["=x", -2, 3.5, "-", "-7", None, ""]}
+    )
+    log = Table(tmp_path / "log.csv", ("step", "note"))
+    (tmp_path / "log.csv").write_text('step,note\n1,=1+1\n2,-1.5\n"3","@SUM(A1)"\n', encoding="utf-8")
+    log.begin(5)
+    written = [render.to_csv(frame), export.to_csv(frame), (tmp_path / "log.csv").read_text(encoding="utf-8")]
+    for text in written:
+        cells = [cell for row in csv.reader(io.StringIO(text, newline="")) for cell in row]
+        assert not any(is_formula(cell) for cell in cells)
+        assert "'=1+1" in cells
+        assert "-1.5" in cells
+    for text in written[:2]:
+        read = pd.read_csv(io.StringIO(text), dtype={"mixed": str}, keep_default_na=False)
+        assert read["'=c"].tolist() == frame["=c"].tolist()
+        assert read["mixed"].tolist() == ["'=x", "-2", "3.5", "-", "-7", "", ""]
 
 
 @given(ANY, ANY, ANY)

@@ -38,7 +38,7 @@ import numpy as np
 from theory_lab.campaigns import answers
 from theory_lab.campaigns.work import results
 from theory_lab.errors import InputError
-from theory_lab.outside import defused, one_line, reason
+from theory_lab.outside import defused, defused_line, reason
 from theory_lab.store import write_whole
 
 if TYPE_CHECKING:
@@ -284,10 +284,10 @@ def _csv(campaign: Campaign, entry: Mapping[str, Any], found: Sequence[Result], 
     device = ", ".join(sorted({r["train"]["device"] for r in used}))
     seeds = ", ".join(str(seed) for seed in sorted({r["seed"] for r in used}))
     stream = io.StringIO()
-    stream.write(f"# device: {one_line(device)}\n# seed: {seeds}\n")
-    stream.write(f"# made by: theory-lab campaign gather {one_line(campaign.name)}\n")
+    stream.write(f"# device: {defused_line(device)}\n# seed: {seeds}\n")
+    stream.write(f"# made by: theory-lab campaign gather {defused_line(campaign.name)}\n")
     if entry.get("note"):
-        stream.write(f"# note: {one_line(entry['note'])}\n")
+        stream.write(f"# note: {defused_line(entry['note'])}\n")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     writer = csv.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()

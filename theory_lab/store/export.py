@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.errors import InputError, StoreError
+from theory_lab.outside import defused, defused_frame
 from theory_lab.store.archive import Archive
 from theory_lab.store.cells import NAMES, DamagedError
 from theory_lab.store.files import write_atomically
@@ -17,37 +18,13 @@ if TYPE_CHECKING:
 
 ENDINGS = (".csv", ".parquet", ".json")
 WHAT = ("rows", "cells", "blocks")
-#: A spreadsheet takes a text that begins so for a formula, and runs it.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 #: Rows of blocks that are held in memory at a time.
 _CHUNK = 1 << 19
 
 
-def guard(text: str) -> str:
-    """A text that no spreadsheet takes for a formula: an apostrophe before what begins like one."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
-
-
-def guarded(frame: pd.DataFrame) -> pd.DataFrame:
-    """Every text of a frame, its columns' names included, guarded; numbers stay numbers."""
-    safe = frame.rename(columns=lambda name: guard(str(name)))
-    for position, name in enumerate(frame.columns):
-        if not _numeric(frame[name]):
-            column = frame[name].astype(object)
-            texts = column.map(lambda value: guard(value) if isinstance(value, str) else value)
-            safe.isetitem(position, texts.to_numpy(dtype=object))
-    return safe
-
-
 def to_csv(frame: pd.DataFrame) -> str:
     """CSV whose texts are guarded, and quoted, so that none of them breaks out of its field."""
-    return guarded(frame).to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-
-
-def _numeric(column: pd.Series[Any]) -> bool:
-    import pandas as pd
-
-    return pd.api.types.is_numeric_dtype(column.dtype)
+    return defused_frame(frame).to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
 
 
 def export(archive: Archive, target: str, what: str = "rows") -> int:
@@ -134,6 +111,7 @@ def _blocks(archive: Archive, file: Any, ending: str) -> int:
         writer: Any = pc.CSVWriter(file, schema)
     else:
         writer = pq.ParquetWriter(file, schema, compression="zstd")
+    shown = defused if ending == ".csv" else str
     held: list[Any] = []
     rows = written = 0
 
@@ -152,7 +130,7 @@ def _blocks(archive: Archive, file: Any, ending: str) -> int:
                 table = table.longest(place.read()[0])
         except DamagedError as error:
             raise StoreError(f"store: {archive.path}; {error}: theory-lab results verify {archive.path}") from None
-        columns = [name_column([name], [len(table)]), *(pa.array(table.columns[n]) for n in NAMES)]
+        columns = [name_column([shown(name)], [len(table)]), *(pa.array(table.columns[n]) for n in NAMES)]
         held.append(pa.Table.from_arrays(columns, schema=block_schema()))
         rows += len(table)
         written += len(table)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from theory_lab.errors import StoreError
+from theory_lab.outside import defused
 from theory_lab.store import write_whole
 from theory_lab.training.layers import MEASURES
 
@@ -83,7 +84,7 @@ class Table:
         if self._path is None:
             return
         rows = [row for row in self.rows() if int(row["step"]) <= step] if step else []
-        write_whole(str(self._path), self._text([self._columns, *(tuple(row.values()) for row in rows)]))
+        write_whole(str(self._path), self._text([self._columns, *(tuple(map(defused, row.values())) for row in rows)]))
 
     def rows(self) -> list[dict[str, str]]:
         """Complete rows that are there."""
