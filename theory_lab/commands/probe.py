@@ -50,6 +50,11 @@ if TYPE_CHECKING:
 @click.option("--trust-remote-code", is_flag=True, help="Let the model's folder run its own code.")
 @click.option("--seed", default="0", show_default=True, metavar="INTEGER", help="Of windows and of the bootstrap.")
 @click.option("--out", metavar="DIR", help="Keep finished windows here; the same command continues.")
+@click.option("--scheduler", metavar="ADDRESS",
+              help="Measure windows on Dask workers: local, local:N, or tcp://HOST:PORT of a scheduler. Default: "
+              "$THEORY_LAB_SCHEDULER, else in this process.")  # fmt: skip
+@click.option("--worker-memory", metavar="SIZE",
+              help="Memory of a worker of a local scheduler, such as 4GiB. Default: its part of all.")  # fmt: skip
 @click.option("--format", "form", default="table", show_default=True,
               type=click.Choice(["table", "json", "csv", "parquet"]),
               help="What goes to standard output: a summary, or one row a head.")  # fmt: skip
@@ -109,6 +114,10 @@ def _parsed(options: dict[str, Any]) -> dict[str, Any]:
         "trust_remote_code": options["trust_remote_code"],
         "out": options["out"],
     }
+    if options["scheduler"] is not None:
+        from theory_lab.distributed.address import parse_scheduler
+
+        parse_scheduler(options["scheduler"])
     if options["model"] == "":
         raise InputError(
             "model", "''", "a known model, a folder, a .gguf file or a Hub id; nothing at all is smollm2-135m"
@@ -143,6 +152,8 @@ def _probe(options: dict[str, Any], arguments: dict[str, Any], sources: list[Tex
             options["model"] or DEFAULT_MODEL,
             sources,
             **arguments,
+            scheduler=options["scheduler"],
+            worker_memory=options["worker_memory"],
             progress=make_progress(options["quiet"], "probing", "windows"),
             on_partial=partial.append,
         )
@@ -204,9 +215,10 @@ def _unrelated(options: dict[str, Any], arguments: dict[str, Any], sources: list
     lengths = arguments["lengths"]
     if lengths is not None and len(lengths) != 1:
         raise InputError("length", ", ".join(map(str, lengths)), "--unrelated takes one length")
-    for name, flag in (("out", "--out"), ("metrics", "--metrics")):
-        if arguments[name] is not None:
-            raise InputError(name, str(arguments[name]), f"--unrelated does not take {flag}")
+    for name in ("out", "metrics", "scheduler", "worker-memory"):
+        value = {**options, **arguments}[name.replace("-", "_")]
+        if value is not None:
+            raise InputError(name, str(value), f"--unrelated does not take --{name}")
     result = unrelated_scores(
         options["model"] or DEFAULT_MODEL,
         sources,

@@ -17,7 +17,7 @@ from theory_lab.distributed import work
 from theory_lab.distributed.address import Scheduler, show_memory
 from theory_lab.distributed.pace import Pace
 from theory_lab.distributed.sending import Sending, cannot_load
-from theory_lab.distributed.work import difference, versions
+from theory_lab.distributed.work import CELLS, Done, Job, Needs, difference, versions
 from theory_lab.engine import (
     WORKER_ENVIRONMENT,
     PieceTask,
@@ -65,6 +65,8 @@ class Cluster:
         passes it is ended and started anew.
     say : callable, optional
         Told what is worth a line.
+    needs : Needs
+        What must be the same here and on the workers, for what will run.
 
     Raises
     ------
@@ -80,6 +82,7 @@ class Cluster:
         workers: int | None = None,
         memory: int | None = None,
         say: Callable[[str], None] | None = None,
+        needs: Needs = CELLS,
     ) -> None:
         _require_dask()
         self._say = say or (lambda _: None)
@@ -98,7 +101,7 @@ class Cluster:
             else:
                 self._client = self._connect(opening, scheduler.address)
             self._threads = sum(self._client.nthreads().values())
-            self._check_versions()
+            self._check_versions(needs)
             self._closing = opening.pop_all()
 
     def _start(self, opening: contextlib.ExitStack, workers: int, memory: int | None) -> Client:
@@ -173,13 +176,13 @@ class Cluster:
         many = f"{len(found)} worker{'' if len(found) == 1 else 's'} of {self._threads} thread"
         return f"scheduler {self.address}: {many}{'' if self._threads == 1 else 's'} in all{memory}"
 
-    def _check_versions(self) -> None:
+    def _check_versions(self, needs: Needs = CELLS) -> None:
         """Refuse workers of other versions now; those that come later are refused with their first batch."""
         name = f"theory-lab-versions-{uuid.uuid4().hex}"
         workers = list(self._client.nthreads())[:_ASKED]
         asked = {
             worker: self._client.submit(
-                work.versions, key=f"{name}-{index}", workers=[worker], allow_other_workers=False, pure=False
+                work.versions, needs, key=f"{name}-{index}", workers=[worker], allow_other_workers=False, pure=False
             )
             for index, worker in enumerate(workers)
         }
@@ -190,7 +193,7 @@ class Cluster:
             if future.status == "error":
                 raise cannot_load(self.address, future.exception() or WorkerError("no reason given"))
             if future.status == "finished":
-                unlike = difference(versions(), future.result())
+                unlike = difference(versions(needs), future.result())
                 if unlike is not None:
                     raise WorkerError(f"worker {worker} has {unlike}: install the same there")
 
@@ -205,7 +208,13 @@ class Cluster:
             If the scheduler is lost, or all workers are for long; at the end, if a task took its worker with it each
             time: everything else is done by then.
         """
-        return Sending(self._client, self.address, self._pace, self._say).run(tasks, deadline)
+        for found in Sending(self._client, self.address, self._pace, self._say).run(tasks, deadline):
+            yield [result for result in found if isinstance(result, TaskResult)]
+
+    def do(self, jobs: Sequence[Job]) -> Iterator[list[Done]]:
+        """The same for jobs of another sort; see :meth:`run`."""
+        for found in Sending(self._client, self.address, self._pace, self._say).run(jobs, float("inf")):
+            yield [result for result in found if isinstance(result, Done)]
 
 
 def _require_dask() -> None:

@@ -70,12 +70,15 @@ class Dispatcher:
         Rough cost of each task, by its own estimate.
     pace : Pace
         What is known of the kinds; it is updated.
+    startup : float
+        Seconds that a worker may need before its first task, such as for a model to be loaded: no batch is late before.
     """
 
-    def __init__(self, kinds: Sequence[str], seconds: Sequence[float], pace: Pace) -> None:
+    def __init__(self, kinds: Sequence[str], seconds: Sequence[float], pace: Pace, startup: float = 0.0) -> None:
         self._kinds = kinds
         self._seconds = [max(value, 1e-9) for value in seconds]
         self._pace = pace
+        self._startup = startup
         self._waiting = deque(range(len(kinds)))
         self._suspects: deque[int] = deque()
         self._quarantine: deque[int] = deque()
@@ -254,7 +257,7 @@ class Dispatcher:
             batch
             for batch in self._flying.values()
             if not batch.copied
-            and now - batch.sent > (_GRACE + _LATE * (batch.expected + longest)) * 2**batch.generation
+            and now - batch.sent > (_GRACE + self._startup + _LATE * (batch.expected + longest)) * 2**batch.generation
         ]
         idle = workers - len(self._flying)
         found = []

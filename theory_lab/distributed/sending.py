@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from theory_lab.distributed.dispatch import Batch, Dispatcher
 from theory_lab.distributed.pace import Pace
-from theory_lab.distributed.work import Order, Report, laws_of, run_order, versions
+from theory_lab.distributed.work import Done, Order, Report, Sent, laws_of, needs_of, run_order, versions
 from theory_lab.engine import PieceTask, Task, TaskResult, run_task
 from theory_lab.errors import WorkerError
 
@@ -58,12 +58,16 @@ class Sending:
         self._looked = -_LOOK_SECONDS
         self._last_worker = time.monotonic()
         self._folder = os.getcwd()
+        self._tasks: list[Sent] = []
 
-    def run(self, tasks: Sequence[Task | PieceTask], deadline: float) -> Iterator[list[TaskResult]]:
-        """See :meth:`theory_lab.distributed.cluster.Cluster.run`."""
-        own = iter([task for task in tasks if task.here])
+    def run(self, tasks: Sequence[Sent], deadline: float) -> Iterator[list[TaskResult | Done]]:
+        """See ``run`` and ``do`` of :class:`theory_lab.distributed.cluster.Cluster`."""
+        own = iter([task for task in tasks if isinstance(task, Task | PieceTask) and task.here])
         self._tasks = [task for task in tasks if not task.here]
-        self._plan = Dispatcher([kind_of(t) for t in self._tasks], [t.seconds for t in self._tasks], self._pace)
+        self._needs = needs_of(self._tasks)
+        startup = max((0.0 if isinstance(t, Task | PieceTask) else t.startup for t in self._tasks), default=0.0)
+        seconds = [task.seconds for task in self._tasks]
+        self._plan = Dispatcher([kind_of(task) for task in self._tasks], seconds, self._pace, startup)
         try:
             while True:
                 self._look()
@@ -123,7 +127,7 @@ class Sending:
     def _submit(self, batch: Batch, workers: list[str] | None = None) -> None:
         """Send a batch, to one of these workers if there is a choice."""
         tasks = tuple(self._tasks[index] for index in batch.tasks)
-        order = Order(tasks, versions(), laws_of(tasks), self._folder)
+        order = Order(tasks, versions(self._needs), laws_of(tasks), self._folder)
         key = f"{self._name}-{next(self._keys)}"
         future = self._client.submit(
             run_order, order, key=key, pure=False, workers=workers, allow_other_workers=workers is not None
@@ -139,7 +143,7 @@ class Sending:
                 self._ended.thread_condition.wait(_POLL_SECONDS)
         return list(self._ended.next_batch(block=False))
 
-    def _receive(self, future: Future, result: Any) -> Iterator[list[TaskResult]]:
+    def _receive(self, future: Future, result: Any) -> Iterator[list[TaskResult | Done]]:
         number = self._out.pop(future, None)
         if number is None:
             return  # cancelled: another copy was first
@@ -149,13 +153,13 @@ class Sending:
             return
         self._look_into(number, future, result)
 
-    def _take(self, number: int, report: Report) -> Iterator[list[TaskResult]]:
+    def _take(self, number: int, report: Report) -> Iterator[list[TaskResult | Done]]:
         indices = self._plan.tasks(number)
         new, needless = self._plan.done(number, [outcome.seconds for outcome in report.outcomes])
         self._cancel([self._futures[other] for other in needless])
         found = [(self._tasks[indices[position]], report.outcomes[position]) for position in new]
         if found:
-            yield [TaskResult(task, done.blocks, done.findings, done.seconds) for task, done in found]
+            yield [outcome.of(task) for task, outcome in found]
         if report.error is not None:
             raise report.error
 
@@ -190,13 +194,17 @@ class Sending:
         return f"{'; '.join(names[:3])}{more} ended {what} (out of memory?); everything else is finished, and {_KEPT}"
 
 
-def kind_of(task: Task | PieceTask) -> str:
+def kind_of(task: Sent) -> str:
     """What a task is an example of: tasks of a kind share what is learned of their cost."""
+    if not isinstance(task, Task | PieceTask):
+        return task.kind
     return task.piece.study if isinstance(task, PieceTask) else f"{task.cell.estimator} {task.cell.statistic}"
 
 
-def name_of(task: Task | PieceTask) -> str:
+def name_of(task: Sent) -> str:
     """A task in words."""
+    if not isinstance(task, Task | PieceTask):
+        return task.title
     if isinstance(task, PieceTask):
         given = ", ".join(f"{name} {value}" for name, value in task.piece.arguments)
         return f"the piece of {task.piece.study} with {given}" if given else f"the piece of {task.piece.study}"

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import pickle
 import platform
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from theory_lab import __version__
-from theory_lab.engine import PieceTask, Task, run_task
+from theory_lab.engine import PieceTask, Task, TaskResult, run_task
 from theory_lab.errors import InputError, TheoryLabError, WorkerError
 from theory_lab.estimation.base import BlockSum
 from theory_lab.noise import get_family
@@ -27,9 +29,77 @@ from theory_lab.studies import Finding
 
 #: Laws whose scores lie in files: they are named, and never sent.
 _FILED = ("file:", "model:")
-#: The parts of the source code that decide what is drawn.
-_DRAWING = ("streams.py", "engine.py", "noise", "claims", "estimation", "studies", "attention")
 _lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What must be the same on both sides for the same bits, beside Python and Dask.
+
+    Attributes
+    ----------
+    packages : tuple of str
+    source : tuple of str
+        Parts of theory_lab's source code.
+    kernels : bool
+        Whether the code of ``theory_kernels`` counts too.
+    """
+
+    packages: tuple[str, ...]
+    source: tuple[str, ...]
+    kernels: bool = False
+
+
+#: Of what is drawn.
+CELLS = Needs(("numpy", "scipy"), ("streams.py", "engine.py", "noise", "claims", "estimation", "studies", "attention"))
+#: Of what is measured on models.
+PROBES = Needs(("numpy", "torch", "transformers"), ("streams.py", "attention", "models", "probes"), kernels=True)
+
+
+class Job(Protocol):
+    """Work of another sort than cells and pieces, such as a window of a probe. It is sent as it is."""
+
+    @property
+    def kind(self) -> str:
+        """What it is an example of: those of a kind share what is learned of their cost."""
+
+    @property
+    def title(self) -> str:
+        """It in words, such as "the window 0 of 'text'"."""
+
+    @property
+    def seconds(self) -> float:
+        """Rough cost, without :meth:`prepare`."""
+
+    @property
+    def startup(self) -> float:
+        """Seconds that :meth:`prepare` may take on a worker that runs the first of the kind."""
+
+    @property
+    def here(self) -> bool:
+        """Whether it must run in this process."""
+
+    @property
+    def needs(self) -> Needs:
+        """What must be the same on both sides."""
+
+    def prepare(self) -> None:
+        """Have ready on this worker what it shares with others, such as a model; TheoryLabError if that cannot be."""
+
+    def run(self) -> Any:
+        """Do it; what it returns is sent back."""
+
+
+Sent = Task | PieceTask | Job
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a job left behind, and the seconds it took."""
+
+    task: Job
+    value: Any
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -39,6 +109,13 @@ class Outcome:
     blocks: tuple[BlockSum, ...]
     findings: tuple[Finding, ...]
     seconds: float
+    value: Any = None
+
+    def of(self, task: Sent) -> TaskResult | Done:
+        """It, with its task."""
+        if isinstance(task, Task | PieceTask):
+            return TaskResult(task, self.blocks, self.findings, self.seconds)
+        return Done(task, self.value, self.seconds)
 
 
 @dataclass(frozen=True)
@@ -47,7 +124,8 @@ class Order:
 
     Attributes
     ----------
-    tasks : tuple of Task or PieceTask
+    tasks : tuple of Task, PieceTask or Job
+        All of one sort.
     versions : mapping
         Of the sender; see :func:`versions`.
     laws : tuple of (str, str)
@@ -56,7 +134,7 @@ class Order:
         Of the sender: relative names of files start there.
     """
 
-    tasks: tuple[Task | PieceTask, ...]
+    tasks: tuple[Sent, ...]
     versions: Mapping[str, str]
     laws: tuple[tuple[str, str], ...]
     folder: str
@@ -70,26 +148,44 @@ class Report:
     error: Exception | None = None
 
 
+def needs_of(tasks: Iterable[Sent]) -> Needs:
+    """What the tasks, all of one sort, need to be the same on both sides."""
+    first = next(iter(tasks), None)
+    return CELLS if first is None or isinstance(first, Task | PieceTask) else first.needs
+
+
 @cache
-def versions() -> dict[str, str]:
+def versions(needs: Needs = CELLS) -> dict[str, str]:
     """What must be the same on both sides for the same bits: versions, the recipe of draws, and our source code."""
     return {
         "theory_lab": __version__,
-        **{name: metadata.version(name) for name in ("numpy", "scipy", "distributed")},
+        **{name: _version(name) for name in (*needs.packages, "distributed")},
         "python": ".".join(platform.python_version_tuple()[:2]),
         "stream": str(STREAM_VERSION),
-        "source": _source_digest(),
+        "source": _source_digest(needs),
     }
 
 
-def _source_digest() -> str:
-    """Hash of the source files that draw: two checkouts may differ though both call themselves one version."""
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _source_digest(needs: Needs) -> str:
+    """Hash of the source files that count: two checkouts may differ though both call themselves one version."""
     root = Path(__file__).resolve().parent.parent
+    places = [(root, root / name) for name in needs.source]
+    if needs.kernels:
+        spec = importlib.util.find_spec("theory_kernels")
+        folders = [] if spec is None else spec.submodule_search_locations or []
+        places += [(Path(folder), Path(folder)) for folder in folders]
     found = hashlib.blake2b(digest_size=8)
-    for path in sorted(file for name in _DRAWING for file in (root / name, *(root / name).rglob("*.py"))):
+    for start, path in sorted((start, file) for start, top in places for file in (top, *top.rglob("*.py"))):
         if path.is_dir():
             continue
-        found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        found.update(path.relative_to(start).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()
 
 
@@ -103,14 +199,14 @@ def difference(mine: Mapping[str, str], theirs: Mapping[str, str], names: Iterab
     return None
 
 
-def laws_of(tasks: Iterable[Task | PieceTask]) -> tuple[tuple[str, str], ...]:
+def laws_of(tasks: Iterable[Sent]) -> tuple[tuple[str, str], ...]:
     """Names of the laws of tasks whose scores lie in files, and the hashes of these scores."""
     names: dict[str, None] = {}
     for task in tasks:
         if isinstance(task, Task):
             if task.cell.point.noise.startswith(_FILED):
                 names[task.cell.point.noise] = None
-        else:
+        elif isinstance(task, PieceTask):
             names.update(dict.fromkeys(_filed(task.piece.arguments)))
     return tuple((name, get_family(name).identity) for name in names)
 
@@ -126,7 +222,7 @@ def _filed(value: Any) -> Iterator[str]:
 def run_order(order: Order) -> Report:
     """Run a batch. An error comes back beside what was finished before it."""
     try:
-        unlike = difference(order.versions, versions())
+        unlike = difference(order.versions, versions(needs_of(order.tasks)))
         if unlike is not None:
             raise WorkerError(f"a worker on {platform.node()} has {unlike}: install the same there")
         _load_laws(order)
@@ -135,11 +231,20 @@ def run_order(order: Order) -> Report:
     outcomes: list[Outcome] = []
     for task in order.tasks:
         try:
-            result = run_task(task)
+            outcomes.append(_run_one(task))
         except Exception as error:
             return Report(tuple(outcomes), _sendable(error))
-        outcomes.append(Outcome(result.blocks, result.findings, result.seconds))
     return Report(tuple(outcomes))
+
+
+def _run_one(task: Sent) -> Outcome:
+    if isinstance(task, Task | PieceTask):
+        result = run_task(task)
+        return Outcome(result.blocks, result.findings, result.seconds)
+    task.prepare()  # what is loaded once is no part of what a job takes
+    began = time.perf_counter()
+    value = task.run()
+    return Outcome((), (), time.perf_counter() - began, value)
 
 
 def _sendable(error: Exception) -> Exception:
@@ -165,7 +270,7 @@ def _load_laws(order: Order) -> None:
 
 def _family(name: str, folder: str) -> Any:
     try:
-        with _inside(folder):
+        with inside(folder):
             return get_family(name)
     except InputError as error:
         where = f"a worker on {platform.node()} cannot read what {name} names"
@@ -173,7 +278,7 @@ def _family(name: str, folder: str) -> Any:
 
 
 @contextlib.contextmanager
-def _inside(folder: str) -> Iterator[None]:
+def inside(folder: str) -> Iterator[None]:
     """Relative names mean what they mean to the sender, where its folder is there too."""
     if Path(folder).is_dir():
         with contextlib.chdir(folder):

@@ -7,24 +7,34 @@ length, and an encoder, run once a length.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from theory_lab.distributed.address import Scheduler, asked_scheduler, parse_memory
+from theory_lab.distributed.probing import Asked, can_be_sent, check_place, measuring
+from theory_lab.engine import validate_workers
 from theory_lab.errors import InputError
-from theory_lab.probes import texts
+from theory_lab.probes import running, texts
 from theory_lab.probes.accumulate import GROUPS
+from theory_lab.probes.cells import cells_of
 from theory_lab.probes.keep import ProbeFolder
 from theory_lab.probes.own import two_views
 from theory_lab.probes.plan import DEFAULT_LENGTHS, DEFAULT_MODEL, NEAR_ZERO, SINK_EPS, Plan, ProbeResult
 from theory_lab.probes.positions import check_length, scaled_positions
-from theory_lab.probes.running import Run, cells_of
+from theory_lab.probes.running import Run
 from theory_lab.probes.texts import Text
 from theory_lab.probes.whatif import Mechanism, parse_mechanism
 from theory_lab.settings import Progress, Silent
 from theory_lab.streams import validate_seed
 
 if TYPE_CHECKING:
+    from theory_lab.distributed.cluster import Cluster
     from theory_lab.models import LoadedModel
 
 
@@ -48,6 +58,8 @@ def probe(
     attention: str | None = None,
     trust_remote_code: bool = False,
     out: str | Path | None = None,
+    scheduler: str | Cluster | None = None,
+    worker_memory: str | None = None,
     progress: Progress | None = None,
     on_partial: Callable[[ProbeResult], None] | None = None,
 ) -> ProbeResult:
@@ -86,6 +98,11 @@ def probe(
         "yarn:4", "linear:2" or "dynamic:4": scale the rotary positions, as transformers does it.
     out : path, optional
         Folder that keeps every finished window; a probe of the same things continues in it.
+    scheduler : str or Cluster, optional
+        Where windows are measured: "local", "local:2", or the address of a Dask scheduler such as "tcp://head:8786";
+        here by default, or where the environment's THEORY_LAB_SCHEDULER says.
+    worker_memory : str, optional
+        Of each worker of a local scheduler, such as "4GiB".
     progress : Progress, optional
     on_partial : callable, optional
         Gets what is finished if the run ends early, before the error is raised.
@@ -100,6 +117,8 @@ def probe(
         Anything that cannot be measured as asked; found before anything runs, where that is possible.
     StoreError
         The folder cannot be written.
+    WorkerError
+        A worker or the scheduler is of no use, or is lost.
 
     Notes
     -----
@@ -111,7 +130,11 @@ def probe(
     groups = _groups(metrics, mechanism)
     numbers = _checked_numbers(lengths, windows, near_zero, sink_keys, sink_eps)
     sources = checked_sources(text)
+    place = _place(scheduler, worker_memory, device, model)
+    began = time.monotonic()
     loaded = loaded_model(model, device, dtype, attention, trust_remote_code, progress)
+    loading = time.monotonic() - began
+    whole = running.fingerprint(loaded.model) if place is not None else ""
     if metrics is None and mechanism.own and two_views(loaded.model):
         groups = GROUPS
     notes = [] if rope_scaling is None else [f"rotary positions are scaled: {rope_scaling}, by transformers"]
@@ -133,15 +156,60 @@ def probe(
         if warning:
             progress.say(warning)
             notes.append(warning)
-        # Last, so that bad input leaves no folder behind.
-        folder = None if out is None else ProbeFolder(out)
-        run = Run(loaded, plan, folder, progress, notes)
-        try:
-            return run.all(cells)
-        except BaseException:
-            if on_partial is not None and run.frames:
-                on_partial(run.result(complete=False))
-            raise
+        with contextlib.ExitStack() as stack:
+            elsewhere = None
+            if place is not None:
+                cluster = stack.enter_context(_opened(place, worker_memory, progress))
+                asked = Asked(
+                    str(model), whole, dtype, attention, rope_scaling, trust_remote_code, plan,
+                    torch.get_num_threads(), os.getcwd(),
+                )  # fmt: skip
+                elsewhere = measuring(cluster, asked, loaded.model.num_parameters(), loading)
+            # Last, so that bad input leaves no folder behind.
+            folder = None if out is None else ProbeFolder(out)
+            run = Run(loaded, plan, folder, progress, notes)
+            try:
+                return run.all(cells, elsewhere)
+            except BaseException:
+                if on_partial is not None and run.frames:
+                    on_partial(run.result(complete=False))
+                raise
+
+
+def _place(scheduler: str | Cluster | None, memory: str | None, device: str, model: Any) -> Scheduler | Cluster | None:
+    """Where windows are measured, None for here; InputError for what cannot be measured there."""
+    if scheduler is not None and not isinstance(scheduler, str):
+        check_place(device, model)
+        return scheduler
+    asked = asked_scheduler(scheduler)
+    if scheduler is not None:
+        check_place(device, model)
+    elif asked is not None and not can_be_sent(device, model):
+        asked = None  # the environment speaks to commands that can follow it
+    if asked is None and memory is not None:
+        raise InputError("worker-memory", memory, "it needs a local scheduler: --scheduler local")
+    if memory is not None:
+        parse_memory(memory)
+    return asked
+
+
+@contextlib.contextmanager
+def _opened(place: Scheduler | Cluster, memory: str | None, progress: Progress) -> Iterator[Cluster]:
+    """Workers that measure probes; one that was given stays open."""
+    if not isinstance(place, Scheduler):
+        yield place
+        return
+    from theory_lab.distributed.cluster import Cluster
+    from theory_lab.distributed.work import PROBES
+
+    workers = None
+    if place.address is None and place.workers is None:
+        # Each computes with as many threads as this process would, so that the bits are the same.
+        workers = max(1, validate_workers(None) // torch.get_num_threads())
+    size = None if memory is None else parse_memory(memory)
+    with Cluster(place, workers, size, progress.say, PROBES) as cluster:
+        progress.say(cluster.describe())
+        yield cluster
 
 
 # ---- what was asked for ----------------------------------------------------------------------------------------------

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 from theory_lab.errors import InputError
-from theory_lab.probes import measures, own, texts
+from theory_lab.probes import measures, own
 from theory_lab.probes.accumulate import HeadSums, head_measures, parts_needed, stack, unpack
+from theory_lab.probes.cells import Cell, work_of
 from theory_lab.probes.keep import ProbeFolder
 from theory_lab.probes.plan import Plan, ProbeResult
-from theory_lab.probes.positions import depends_on_length
 from theory_lab.probes.replay import Replays
 from theory_lab.probes.shares import key_shares
-from theory_lab.probes.texts import Text, Window
+from theory_lab.probes.texts import Window
 from theory_lab.settings import Progress
 from theory_lab.streams import cell_digest
 
@@ -41,43 +41,28 @@ class OutOfMemory(Exception):
     """A forward pass did not fit; its finished layers are kept."""
 
 
-@contextlib.contextmanager
-def _hushed_tokenizer() -> Iterator[None]:
-    """transformers warns of texts beyond the model's positions; we cut windows of them."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-
-
 @dataclass(frozen=True)
-class Cell:
-    """One forward pass: a window, and the lengths that are read off it."""
+class Part:
+    """What one cell left behind.
 
-    window: Window
-    lengths: tuple[int, ...]
+    Attributes
+    ----------
+    frames : tuple of DataFrame
+        Rows; several where it did not fit as a whole.
+    notes : tuple of str
+    unseen : tuple of str
+    whole : bool
+        Whether everything of it was measured at once.
+    """
+
+    frames: tuple[pd.DataFrame, ...]
+    notes: tuple[str, ...]
+    unseen: tuple[str, ...]
+    whole: bool
 
 
-def cells_of(loaded: LoadedModel, plan: Plan, sources: Sequence[Text]) -> list[Cell]:
-    """The forward passes that a plan needs; InputError if a text is too short for one."""
-    with _hushed_tokenizer():
-        return list(_cells(loaded, plan, sources))
-
-
-def _cells(loaded: LoadedModel, plan: Plan, sources: Sequence[Text]) -> Iterator[Cell]:
-    special = texts.special_tokens(loaded.tokenizer)
-    # What follows a text (an encoder's [SEP]) must follow every shorter one too.
-    nested = loaded.causal and not special[1] and not depends_on_length(loaded.model)
-    tokens = [texts.tokenize(loaded.tokenizer, text) for text in sources]
-    runs = [plan.lengths] if nested else [(length,) for length in plan.lengths]
-    for lengths in runs:
-        for text, ids in zip(sources, tokens, strict=True):
-            for window in texts.cut(text, ids, lengths[-1], plan.windows, plan.seed, special):
-                yield Cell(window, lengths)
+#: Measures cells somewhere else, and says of each, as it is finished, what it left behind.
+Elsewhere = Callable[[Sequence[Cell]], Iterator[tuple[int, Part]]]
 
 
 @dataclass
@@ -89,29 +74,42 @@ class Run:
     folder: ProbeFolder | None
     progress: Progress
     notes: list[str]
-    frames: list[pd.DataFrame] = field(default_factory=list)
     unseen: tuple[str, ...] = ()
     complete: bool = True
+    _frames: dict[int, list[pd.DataFrame]] = field(default_factory=dict)
+    _at: int = 0
     _watched: Watched | None = None
     _replays: Replays = field(default_factory=Replays)
 
-    def all(self, cells: Sequence[Cell]) -> ProbeResult:
-        """Every cell, from the folder or measured."""
-        from theory_lab.probes.watching import watch
+    @property
+    def frames(self) -> list[pd.DataFrame]:
+        """Rows that are finished, in the order of the cells."""
+        return [frame for index in sorted(self._frames) for frame in self._frames[index]]
 
+    def all(self, cells: Sequence[Cell], elsewhere: Elsewhere | None = None) -> ProbeResult:
+        """Every cell, from the folder or measured, here or elsewhere."""
         digests = [self._digest(cell) for cell in cells] if self.folder else [""] * len(cells)
-        found = [self.folder.load(digest) if self.folder else None for digest in digests]
-        work = sum(_work(cell) for cell, rows in zip(cells, found, strict=True) if rows is None)
-        self.progress.start(len(cells), sum(rows is not None for rows in found), work)
-        layers = None if len(self.plan.layers) == self.loaded.layers else self.plan.layers
+        for index, digest in enumerate(digests):
+            rows = self.folder.load(digest) if self.folder else None
+            if rows is not None:
+                self._frames[index] = [rows]
+        missing = [index for index in range(len(cells)) if index not in self._frames]
+        self.progress.start(len(cells), len(cells) - len(missing), sum(work_of(cells[index]) for index in missing))
         try:
-            # One watch for the whole run: a watch checks each layer's first call, which costs.
-            with watch(self.loaded.model, self._observe, layers=layers) as seen:
-                for cell, digest, rows in zip(cells, digests, found, strict=True):
-                    if rows is not None:
-                        self.frames.append(rows)
-                        continue
-                    self._measure(cell, digest, seen)
+            if elsewhere is not None and missing:
+                self._release()
+                for place, part in elsewhere([cells[index] for index in missing]):
+                    index = missing[place]
+                    self._take(index, part)
+                    self._save(digests[index], part.frames[0] if part.whole else None)
+                    self.progress.advance(1, work_of(cells[index]))
+            elif missing:
+                # One watch for the whole run: a watch checks each layer's first call, which costs.
+                with self.watching() as seen:
+                    for self._at in missing:
+                        rows = self._measure(cells[self._at], seen)
+                        self._save(digests[self._at], rows)
+                        self.progress.advance(1, 0.0)
         finally:
             self.progress.stop()
         if not self.frames:
@@ -122,6 +120,39 @@ class Run:
             self.folder.finish(result.rows, result.summary(), {**self._about(), "settings": asked})
         return result
 
+    def watching(self) -> AbstractContextManager[Any]:
+        """The model's layers, shown to whatever is measured."""
+        from theory_lab.probes.watching import watch
+
+        layers = None if len(self.plan.layers) == self.loaded.layers else self.plan.layers
+        return watch(self.loaded.model, self._observe, layers=layers)
+
+    def alone(self, cell: Cell, seen: Any) -> Part:
+        """One cell, apart from all that was measured before."""
+        self._frames, self._at, self.notes, self.unseen = {}, 0, [], ()
+        rows = self._measure(cell, seen)
+        return Part(tuple(self.frames), tuple(self.notes), self.unseen, rows is not None)
+
+    def _release(self) -> None:
+        """Let go of weights that are not needed here; everything that is said of the model is known by now."""
+        self._about()
+        self.loaded.model.to(torch.device("meta"))  # type: ignore[arg-type]  # transformers' decorator hides its types
+
+    def _take(self, index: int, part: Part) -> None:
+        """What a cell left behind elsewhere; what was said of others before is not said again."""
+        if part.frames:
+            self._frames[index] = list(part.frames)
+        self.unseen = self.unseen or part.unseen
+        self.complete = self.complete and part.whole
+        for note in part.notes:
+            if note not in self.notes:
+                self.progress.say(note)
+                self.notes.append(note)
+
+    def _save(self, digest: str, rows: pd.DataFrame | None) -> None:
+        if self.folder is not None and rows is not None:
+            self.folder.save(digest, rows, self._about())
+
     def result(self, complete: bool) -> ProbeResult:
         """What is finished, as a result."""
         import pandas as pd
@@ -130,11 +161,11 @@ class Run:
         rows = rows[rows["head"].isin(self.plan.heads)].reset_index(drop=True)
         return ProbeResult(rows, self.plan, self.loaded.name, self.unseen, tuple(self.notes), complete)
 
-    def _measure(self, cell: Cell, digest: str, seen: Any) -> None:
-        """One cell; where it does not fit, its finished layers and what shorter lengths give."""
+    def _measure(self, cell: Cell, seen: Any) -> pd.DataFrame | None:
+        """One cell, its rows; where it does not fit, its finished layers and what shorter lengths give, and None."""
         lengths = cell.lengths
         while lengths:
-            work = _work(cell) / max(len(self.plan.layers), 1)
+            work = work_of(cell) / max(len(self.plan.layers), 1)
             watched = Watched(self.plan, lengths, self.progress, work, self._replays)
             try:
                 self._forward(cell.window.ids[: lengths[-1]], watched, seen)
@@ -147,14 +178,12 @@ class Run:
                 raise
             rows = watched.frame(cell.window, self.loaded.name)
             self._keep(rows)
-            if self.folder is not None and lengths == cell.lengths and rows is not None:
-                self.folder.save(digest, rows, self._about())
-            self.progress.advance(1, 0.0)
-            return
+            return rows if lengths == cell.lengths else None
+        return None
 
     def _keep(self, rows: pd.DataFrame | None) -> None:
         if rows is not None:
-            self.frames.append(rows)
+            self._frames.setdefault(self._at, []).append(rows)
 
     def _shrink(self, cell: Cell, lengths: tuple[int, ...], watched: Watched, error: OutOfMemory) -> None:
         self.complete = False
@@ -221,11 +250,15 @@ class Run:
         return cell_digest(identity, 0)
 
     def _about(self) -> dict[str, Any]:
+        return dict(self._facts)
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
         plan = self.plan
         return {
             "probe": _VERSION,
             "model": self.loaded.name,
-            "fingerprint": self._fingerprint,
+            "fingerprint": fingerprint(self.loaded.model),
             "weights": plan.mechanism.label,
             "metrics": list(plan.groups),
             "near_zero": list(plan.near_zero),
@@ -233,10 +266,6 @@ class Run:
             "device": self.loaded.model.device.type,
             "dtype": str(self.loaded.model.dtype),
         }
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(self.loaded.model)
 
 
 def run_backbone(loaded: LoadedModel, ids: Sequence[int]) -> None:
@@ -260,12 +289,6 @@ def fingerprint(model: Any) -> str:
         sample = flat[:: max(1, flat.numel() // 256)].float().cpu().numpy()
         found.update(f"{name} {tuple(value.shape)}".encode() + sample.tobytes())
     return found.hexdigest()
-
-
-def _work(cell: Cell) -> float:
-    """Rough cost of a cell: dense layers by token, attention by pair."""
-    length = cell.lengths[-1]
-    return length * (1.0 + length / 2000.0)
 
 
 def _line(error: BaseException) -> str:
