@@ -18,7 +18,10 @@ if not HAS_CUDA:
 if HAS_TRITON and not HAS_CUDA:
     from theory_kernels.interpreter import let_numpy_index_tensors
 
+    from .quick_interpreter import quicken
+
     let_numpy_index_tensors()
+    quicken()
 
 
 def pytest_configure(config: pytest.Config) -> None:
