@@ -1,7 +1,7 @@
 """Row entmax against the ``entmax`` package and AdaSplash on a GPU: correct first, then times.
 
     python kernels/benchmarks/row_entmax.py --out row-entmax.csv [--quick] [--all] [--against v2,copy] [--alpha 1.5,1.3]
-    python kernels/benchmarks/row_entmax.py --sweep [--warm 3/12]
+    python kernels/benchmarks/row_entmax.py --sweep [--length 4096] [--alpha 1.5] [--kind resident] [--warm 3/12]
 
 Every implementation is held against float64 weights of a few rows before it is timed; one that misses its budget gets
 no time. The budget of ours is 16 units in the last place of the row's largest weight; that of the peers is wider, since
@@ -148,12 +148,46 @@ def _always(shape: object, *_: int) -> object:
     return shape
 
 
+def residents(n: int, dtype: torch.dtype) -> list[object]:
+    """Launch shapes of programs that stay, for rows of 4,096."""
+    from theory_kernels.entmax_rows.launch import Resident
+
+    if n != 4096:
+        return []
+    if dtype == torch.float32:
+        return [
+            Resident(512, 8, 2, 64, 8, 128, True),
+            Resident(512, 8, 2, 64, 9, 112, True),
+            Resident(512, 8, 4, 64, 6, 80, True),
+            Resident(512, 8, 4, 64, 8, 64, True),
+            Resident(256, 16, 2, 32, 8, 128, True),
+            Resident(512, 8, 1, 64, 8, 248, True),
+            Resident(512, 8, 2, 64, 16, 64, False),
+            Resident(512, 8, 4, 64, 8, 64, False),
+        ]
+    return [
+        Resident(256, 16, 1, 32, 16, 128, True),
+        Resident(256, 16, 1, 32, 12, 168, True),
+        Resident(256, 16, 1, 64, 16, 128, True),
+        Resident(512, 8, 1, 64, 16, 128, True),
+        Resident(512, 8, 2, 64, 12, 80, True),
+        Resident(256, 16, 2, 32, 12, 80, True),
+        Resident(512, 8, 2, 64, 8, 128, True),
+        Resident(512, 8, 2, 64, 16, 64, True),
+        Resident(512, 8, 4, 64, 8, 64, True),
+        Resident(256, 16, 1, 32, 24, 80, False),
+        Resident(256, 16, 1, 32, 32, 64, False),
+        Resident(512, 8, 2, 64, 16, 64, False),
+    ]
+
+
 def candidates(n: int, dtype: torch.dtype) -> list[object]:
-    """Launch shapes for rows of ``n``: in registers, streamed by one program, or in parts."""
+    """Launch shapes for rows of ``n``: by programs that stay, in registers, streamed by one program, or in parts."""
     from theory_kernels.entmax_rows.launch import Shape, Stream
 
     each = 16 // dtype.itemsize
-    found: list[object] = [Shape(1, n, warps) for warps in (1, 2, 4) if n <= 8192 and n // (32 * warps) <= 128]
+    found = residents(n, dtype)
+    found += [Shape(1, n, warps) for warps in (1, 2, 4) if n <= 8192 and n // (32 * warps) <= 128]
     for warps, loads in itertools.product((1, 2, 4, 8), (4, 8)):
         block = 32 * warps * loads * each
         if n <= 1 << 15 and 32 <= n // (32 * warps) <= 256 and block <= n <= 8 * block:
@@ -166,41 +200,69 @@ def candidates(n: int, dtype: torch.dtype) -> list[object]:
     return found
 
 
+def odd_rows(n: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows that a launch shape must get right too: flat, peaked, masked, equal, and between flat and normal."""
+    g = torch.Generator("cuda").manual_seed(1)
+    x = torch.randn((16, n), generator=g, device="cuda")
+    x *= torch.tensor([1.0, 100.0, 0.3, 1e-3, 0.0, 0.6, 10.0, 0.1], device="cuda").repeat(2)[:, None]
+    x[8:, : n // 2] = -torch.inf
+    x[15, 1:] = -torch.inf
+    return x.to(dtype)
+
+
+def worst_of(p: torch.Tensor, x: torch.Tensor, want: torch.Tensor) -> float:
+    """Largest error of a weight, in units of the row's largest, over rows spread over those of ``x``."""
+    some = torch.linspace(0, x.shape[0] - 1, want.shape[0], device=x.device).long()
+    return float(((p[some].double() - want).abs().amax(-1) / want.amax(-1)).max())
+
+
 def sweep(
-    budget: float, dtypes: list[torch.dtype], shapes: list[tuple[int, int]], warm: tuple[int, int] | None
+    budget: float,
+    dtypes: list[torch.dtype],
+    shapes: list[tuple[int, int]],
+    alphas: list[float],
+    kinds: list[str],
+    warm: tuple[int, int] | None,
 ) -> None:
     """Time launch shapes of ours, check their weights, and print the best of each length."""
     from theory_kernels.entmax_rows import launch
 
-    whole, stream = launch.whole, launch.stream
+    given = launch.whole, launch.stream, launch.resident
     at = 0
     for rows, n in shapes:
-        for dtype in dtypes:
-            x = scores("normal", rows, n, dtype)
-            for alpha in (1.5, 1.3):
-                want = entmax(x[:4].double(), alpha, implementation="reference", method="newton")
-                best: tuple[float, object] = (float("inf"), None)
-                for shape in candidates(n, dtype):
-                    at += 1
-                    if warm is not None and at % warm[1] != warm[0]:
+        for dtype, alpha in itertools.product(dtypes, alphas):
+            x, odd = scores("normal", rows, n, dtype), odd_rows(n, dtype)
+            some = torch.linspace(0, rows - 1, 64, device=x.device).long()
+            want, odd_want = (
+                entmax(y.double(), alpha, implementation="reference", method="newton") for y in (x[some], odd)
+            )
+            best: tuple[float, object] = (float("inf"), None)
+            for shape in candidates(n, dtype):
+                stays = isinstance(shape, launch.Resident)
+                if type(shape).__name__.lower() not in kinds or (stays and alpha not in (1.5, 2.0)):
+                    continue
+                at += 1
+                if warm is not None and at % warm[1] != warm[0]:
+                    continue
+                launch.resident = partial(_always, shape if stays else None)
+                launch.whole = partial(_always, shape if isinstance(shape, launch.Shape) else None)
+                launch.stream = partial(_always, shape) if isinstance(shape, launch.Stream) else given[1]
+                where = f"{rows}x{n} {dtype} {alpha} {shape}"
+                try:
+                    p, other = entmax(x[:16] if warm else x, alpha), entmax(odd, alpha)
+                    if warm is not None:
                         continue
-                    held = shape if isinstance(shape, launch.Shape) else None
-                    launch.whole, launch.stream = partial(_always, held), partial(_always, shape)
-                    try:
-                        p = entmax(x[:16] if warm else x, alpha)[:4].double()
-                        if warm is not None:
-                            continue
-                        error = float(((p - want).abs().amax(-1) / want.amax(-1)).max())
-                        took = measure(lambda x=x, a=alpha: entmax(x, a), budget).median
-                        print(f"sweep {rows}x{n} {dtype} {alpha} {shape}: {took:.4f} ms, error {error:.1e}", flush=True)
-                        if error <= 16.0 * torch.finfo(dtype).eps:
-                            best = min(best, (took, shape), key=lambda pair: pair[0])
-                    except Exception as error:
-                        print(f"sweep {rows}x{n} {dtype} {alpha} {shape}: {type(error).__name__}", flush=True)
-                launch.whole, launch.stream = whole, stream
-                if warm is None:
-                    now = measure(lambda x=x, a=alpha: entmax(x, a), budget).median
-                    print(f"best {rows}x{n} {dtype} {alpha}: {best[0]:.4f} ms, {best[1]}; now {now:.4f} ms", flush=True)
+                    error = max(worst_of(p, x, want), worst_of(other, odd, odd_want))
+                    took = measure(lambda x=x, a=alpha: entmax(x, a), budget).median
+                    print(f"sweep {where}: {took:.4f} ms, error {error:.1e}", flush=True)
+                    if error <= 16.0 * torch.finfo(dtype).eps:
+                        best = min(best, (took, shape), key=lambda pair: pair[0])
+                except Exception as error:
+                    print(f"sweep {where}: {type(error).__name__}: {str(error)[:80]}", flush=True)
+            launch.whole, launch.stream, launch.resident = given
+            if warm is None:
+                now = measure(lambda x=x, a=alpha: entmax(x, a), budget).median
+                print(f"best {rows}x{n} {dtype} {alpha}: {best[0]:.4f} ms, {best[1]}; now {now:.4f} ms", flush=True)
             del x
 
 
@@ -217,6 +279,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16,float32", help="dtypes of the sweep")
     parser.add_argument("--length", type=int, help="length of the rows of the sweep; all of them without")
     parser.add_argument("--warm", help="I/N: of the sweep, compile share I of N only")
+    parser.add_argument("--kind", default="resident,shape,stream", help="kinds of launch shapes of the sweep")
     parser.add_argument("--budget", type=float, default=30.0, help="milliseconds of timing a number")
     args = parser.parse_args()
     args.against, args.scores = args.against.split(","), args.scores.split(",")
@@ -225,7 +288,7 @@ def main() -> None:
         share, of = (int(word) for word in args.warm.split("/")) if args.warm else (0, 0)
         shapes = [shape for shape in (*SHAPES, (8192, 2048)) if not args.length or shape[1] == args.length]
         dtypes = [getattr(torch, word) for word in args.dtype.split(",")]
-        sweep(args.budget, dtypes, shapes, (share, of) if of else None)
+        sweep(args.budget, dtypes, shapes, args.alpha, args.kind.split(","), (share, of) if of else None)
         return
     file = args.out.open("w", newline="") if args.out else None
     writer = None

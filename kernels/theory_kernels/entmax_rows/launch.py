@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ import triton
 
 from ..primitives import INTERPRETED
 from .triton_long import join_backward, parts_backward
+from .triton_resident import resident_forward
 from .triton_rows import rows_backward, rows_forward
 from .triton_stream import join_forward, parts_forward, stream_forward
 
@@ -41,6 +43,22 @@ class Stream(NamedTuple):
     join: int
     chunk: int
     capacity: int
+
+
+class Resident(NamedTuple):
+    """Programs that stay: groups of a row, scores of a group, warps, and groups that are solved in registers.
+
+    ``programs`` is how many a multiprocessor holds, each with at most ``registers`` a thread (0 leaves that to the
+    compiler); ``ahead`` has the next row loaded while one is solved.
+    """
+
+    width: int
+    size: int
+    warps: int
+    capacity: int
+    programs: int
+    registers: int
+    ahead: bool
 
 
 def whole(n: int, power: int, most: int) -> Shape | None:
@@ -87,6 +105,11 @@ def _sized(block: int, pieces: int, parts: int, warps: int, join: int, power: in
     return Stream(block, pieces, parts, warps, join, 256 * join, 256 * max(join, 1 if power else 2))
 
 
+def resident(n: int, group: int, power: int) -> Resident | None:
+    """The programs that stay for rows of ``n`` scores, of which ``group`` are loaded at once; None for none."""
+    return None
+
+
 def parts(n: int) -> Shape:
     """The program for a part of a row of ``n`` gradients."""
     return Shape(1, 512, 4) if INTERPRETED else Shape(1, 16384, 16)
@@ -110,6 +133,9 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float,
         )  # fmt: skip
         return p
     each = group(x) if aligned(x) else 1
+    stay = resident(n, each, power) if power and each > 1 and x.storage_offset() % 2 == 0 else None
+    if stay is not None:
+        return _resident(x, p, power, stay)
     long = stream(n, each, power)
     span, width = long.pieces * long.block, long.parts * (long.block // each)
     pieces = triton.next_power_of_2(long.pieces)
@@ -132,6 +158,39 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float,
         PARTS_P=triton.next_power_of_2(long.parts), **kind, num_warps=long.join,
     )  # fmt: skip
     return p
+
+
+# What -inf is, twice in 16 bits.
+_NOTHING = {torch.float32: -0x800000, torch.bfloat16: -0x7F0080, torch.float16: -0x3FF0400}
+# Scores of groups that are read at a time where they are too many for registers, a warp.
+_AT_ONCE = 512
+
+
+def _resident(x: torch.Tensor, p: torch.Tensor, power: int, shape: Resident) -> torch.Tensor:
+    """Weights ``p`` of rows ``x`` by programs that stay."""
+    rows, n = x.shape
+    most = shape.programs * (3 if INTERPRETED else multiprocessors(x.device))
+    # As even as rows allow.
+    programs = triton.cdiv(rows, triton.cdiv(rows, most))
+    each = group(x)
+    words = x.view(torch.int32)
+    pieces = shape.size // each
+    places = torch.empty((programs, shape.width), dtype=torch.int16, device=x.device)
+    options = {"maxnreg": shape.registers} if shape.registers else {}
+    resident_forward[(programs,)](
+        x, words, p, places, rows, n, words.shape[1], x.stride(0), words.stride(0), programs, GROUP=each,
+        WIDTH=shape.width, PIECES=pieces, CAPACITY=shape.capacity,
+        CHUNK=max(1, _AT_ONCE * shape.warps // shape.size), THREADS=32 if shape.warps == 1 else shape.width,
+        POWER=power, AHEAD=shape.ahead, NOTHING=_NOTHING[x.dtype], FULL=shape.width * shape.size == n, MOST=_MOST,
+        UPCAST=INTERPRETED, num_warps=shape.warps, **options,
+    )  # fmt: skip
+    return p
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a CUDA device."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def backward(
