@@ -269,6 +269,7 @@ def _work(name: str, seed: int, first: int, last: int, until: float | None, at: 
 
     warnings.simplefilter("ignore")
     target = next(one for one in TARGETS if one.name == name)
+    parent = os.getppid()
     tally = harness.Tally(name)
     with harness.workshop() as place:
         index, began = first, time.monotonic()
@@ -280,6 +281,8 @@ def _work(name: str, seed: int, first: int, last: int, until: float | None, at: 
                 pipe.send({"broken": f"input {index} of {name} cannot be made: {error!r}"})
                 raise
             at.value = index
+            if os.getppid() != parent:  # killed, and this process with it
+                os._exit(1)
             if time.monotonic() - told > 5.0:
                 pipe.send({"finished": False, "tally": _plain(tally)})
                 told = time.monotonic()

@@ -161,6 +161,6 @@ def _bytes(sent: bytes, place: Place) -> None:
 
 
 TARGETS = (
-    Target("explorer-question", _make_question, _question, 6, heavy=True),
-    Target("explorer-bytes", _make_bytes, _bytes, 75, heavy=True),
+    Target("explorer-question", _make_question, _question, 3, heavy=True),
+    Target("explorer-bytes", _make_bytes, _bytes, 65, heavy=True),
 )

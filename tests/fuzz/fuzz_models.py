@@ -368,11 +368,11 @@ def _thresholds(data: bytes, place: Place) -> None:
 
 
 TARGETS = (
-    Target("header-safetensors", _make_safetensors, _header_safetensors, 100),
-    Target("header-gguf", _make_gguf, _header_gguf, 24),
-    Target("model-check", _make_folder, _check_folder, 6, heavy=True),
-    Target("model-load", _make_folder, _folder, 0.25, heavy=True),
-    Target("gguf-convert", _make_gguf, _convert, 0.15, heavy=True),
-    Target("checkpoint", _make_checkpoint, _resume, 1.5, heavy=True),
+    Target("header-safetensors", _make_safetensors, _header_safetensors, 85),
+    Target("header-gguf", _make_gguf, _header_gguf, 12),
+    Target("model-check", _make_folder, _check_folder, 2, heavy=True),
+    Target("model-load", _make_folder, _folder, 0.15, heavy=True),
+    Target("gguf-convert", _make_gguf, _convert, 0.1, heavy=True),
+    Target("checkpoint", _make_checkpoint, _resume, 0.6, heavy=True),
     Target("thresholds", _make_thresholds, _thresholds, 20, heavy=True),
 )

@@ -160,8 +160,8 @@ def _picture(value: dict[str, Any], place: Place) -> None:
 
 
 TARGETS = (
-    Target("store", _make_store, _store, 2),
-    Target("store-results", _make_store, _results, 0.3, heavy=True),
-    Target("probe-folder", _make_probe, _probe, 10, heavy=True),
-    Target("pictures", _make_picture, _picture, 0.06, heavy=True),
+    Target("store", _make_store, _store, 1),
+    Target("store-results", _make_store, _results, 0.2, heavy=True),
+    Target("probe-folder", _make_probe, _probe, 5, heavy=True),
+    Target("pictures", _make_picture, _picture, 0.05, heavy=True),
 )

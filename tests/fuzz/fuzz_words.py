@@ -259,7 +259,7 @@ def _line(words: list[str], place: Place) -> str | None:
 
 
 TARGETS = (
-    Target("words", _make_text, _parse, 400, heavy=True),
-    Target("tasks", _make_task, _task, 50, heavy=True),
-    Target("command-line", _make_line, _line, 7, heavy=True, settled=600),
+    Target("words", _make_text, _parse, 447, heavy=True),
+    Target("tasks", _make_task, _task, 130, heavy=True),
+    Target("command-line", _make_line, _line, 4, heavy=True, settled=600),
 )
