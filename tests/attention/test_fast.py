@@ -207,6 +207,31 @@ def test_one_graph_for_the_compiler() -> None:
     assert torch.equal(compiled(data.q, data.k, data.v), attend(m, data.q, data.k, data.v))
 
 
+def test_a_compiled_call_has_the_closed_form_of_a_fixed_alpha() -> None:
+    """Also of one that was loaded; others, and what is learned, stay tensors of the graph."""
+    from theory_lab.attention import get
+
+    data, modes = inputs(1, dtype=torch.float32), []
+
+    def backend(graph: torch.fx.GraphModule, operands: object) -> object:
+        modes.extend(n.args[12] for n in graph.graph.nodes if "entmax_attention_forward" in str(n.target))
+        return graph.forward
+
+    def check(m: torch.nn.Module, mode: int) -> None:
+        torch._dynamo.reset()
+        got = torch.compile(lambda q, k, v: attend(m, q, k, v), backend=backend, fullgraph=True)(data.q, data.k, data.v)
+        assert modes.pop() == mode
+        assert torch.equal(got, attend(m, data.q, data.k, data.v))
+
+    fixed = get("entmax", alpha=1.5)
+    check(fixed, 1)
+    fixed.load_state_dict({"alpha_": torch.tensor(2.0, dtype=torch.float64)})
+    check(fixed, 2)
+    check(get("asentmax-theta", alpha=2.0), 2)
+    check(get("entmax", alpha=1.3), 0)
+    check(get("entmax", alpha=1.5, learnable=True), 0)
+
+
 def test_method_and_subclass() -> None:
     m = build("tra")
     data = inputs(1)

@@ -326,11 +326,23 @@ class Entmax(Mechanism):
         At least 1.
     learnable : bool
         Whether alpha is a parameter; a value that training pushes below 1 acts as 1.
+
+    Notes
+    -----
+    Under ``torch.compile`` a fixed alpha of 1.5 or 2 is a constant of the graph, since kernels have closed forms for
+    those. ``load_state_dict`` changes it; writing into the buffer does not, before a call without the compiler.
     """
 
     def __init__(self, alpha: Any = 1.5, *, learnable: bool = False) -> None:
         super().__init__()
         self.declare("alpha", alpha, 1.0, learnable=learnable)
+        # What a traced call takes alpha for, whose values cannot be looked at then.
+        self.fixed_alpha = float(alpha) if isinstance(alpha, int | float) and not learnable else None
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if self.fixed_alpha is not None and not self.alpha_.is_meta:
+            self.fixed_alpha = float(self.alpha_) if self.alpha_.ndim == 0 else None
 
     def row_weights(self, scores: tuple[Tensor, ...], scope: Scope) -> Tensor:
         alpha = self.value("alpha").to(scores[0].device).clamp(min=1.0)

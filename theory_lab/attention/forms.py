@@ -277,7 +277,12 @@ def _alpha(mechanism: Entmax) -> Tensor | float:
         # A graph captured now has to follow what is learned, also where it needs no gradient itself.
         return mechanism.value("alpha")
     seen = _seen_alpha(mechanism)
-    return mechanism.value("alpha") if seen is None or seen.number is None else seen.number
+    if seen is None:
+        # Traced: other numbers have no closed form to miss.
+        return mechanism.fixed_alpha if mechanism.fixed_alpha in (1.5, 2.0) else mechanism.value("alpha")
+    if mechanism.fixed_alpha is not None:
+        mechanism.fixed_alpha = seen.number
+    return mechanism.value("alpha") if seen.number is None else seen.number
 
 
 def _entmax_attention(mechanism: Entmax, call: Call, **temperature: Any) -> Tensor:

@@ -62,7 +62,7 @@ def resident_forward(
     THREADS: tl.constexpr, POWER: tl.constexpr, AHEAD: tl.constexpr, NOTHING: tl.constexpr, FULL: tl.constexpr,
     MOST: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Every STEP-th row a program, as PIECES tiles of WIDTH times GROUP neighbors; a group is neighbors in all tiles."""
+    """Every STEP-th row a program, as PIECES tiles of WIDTH times GROUP neighbors; a group has those of all tiles."""
     DTYPE: tl.constexpr = X.dtype.element_ty
     W: tl.constexpr = GROUP if tl.float32 == DTYPE else GROUP // 2
     WORDS: tl.constexpr = PIECES * WIDTH * W
