@@ -96,6 +96,10 @@ def command(**options: Any) -> int:
         raise
     if os.environ.get("RANK", "0") == "0":
         _print(result.record, options)
+    if "RANK" in os.environ:
+        from theory_lab.training.device import leave
+
+        leave()
     return EXIT_HOLDS
 
 

@@ -58,6 +58,14 @@ def prepare(settings: TrainSettings) -> tuple[Accelerator, TrainSettings]:
     return accelerator, dataclasses.replace(settings, device=device, dtype=dtype)
 
 
+def leave() -> None:
+    """Leave the group of processes that train together; NCCL complains of a process that ends within it."""
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 @contextlib.contextmanager
 def memory(doing: str) -> Iterator[None]:
     """Turn running out of memory into a DeviceError that says what to change."""

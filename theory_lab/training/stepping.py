@@ -4,6 +4,7 @@ whole in a CUDA graph, which takes the launch overhead away that small models sp
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -204,7 +205,10 @@ def _as_if_captured(compiled: bool) -> Iterator[None]:
     would be compiled again.
     """
     before, asked = torch.cuda.get_sync_debug_mode(), torch.cuda.is_current_stream_capturing
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        # PyTorch says once that the mode is a prototype and misses some waits: the capture itself finds those.
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype", category=UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
     if not compiled:
         torch.cuda.is_current_stream_capturing = lambda: True
     try:
