@@ -169,10 +169,14 @@ def _ask(process: subprocess.Popen[bytes], said: Path, asks: Sequence[str]) -> N
     if found is None:
         process.kill()
         return
-    for ask in asks:
-        with urllib.request.urlopen(found[0] + ask, timeout=120) as answer:
-            answer.read()
-    process.send_signal(signal.SIGINT)
+    try:
+        for ask in asks:
+            with urllib.request.urlopen(found[0] + ask, timeout=120) as answer:
+                answer.read()
+        process.send_signal(signal.SIGINT)
+    except OSError as error:  # what it cannot answer is an exit code that is none of success
+        print(f"{ask}: {error}", file=sys.stderr)
+        process.kill()
 
 
 def measure(chosen: Sequence[Command], folder: Path) -> dict[str, float]:

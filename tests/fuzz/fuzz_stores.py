@@ -51,7 +51,7 @@ def _make_store(rng: random.Random) -> dict[str, Any]:
         if not isinstance(data, bytes):
             continue
         if name.endswith(".json"):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 files[name] = make.as_json(rng, make.altered(rng, json.loads(data)))
         elif name.endswith(".parquet") and len(data) > 200 and rng.random() < 0.6:
             split = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
