@@ -43,9 +43,9 @@ def test_a_model_of_the_zoo_learns_a_task_of_words_and_takes_it(tmp_path: Path) 
     record = json.loads(typed(train_command, *words, "--out", out, "--format", "json"))
     settings = record["settings"]
     assert (settings["start"], settings["attention"], settings["size"]) == ("tda-pico", "tda", "pico")
-    assert settings["attention_parameters"]["eps"] == 0.01
     folders = tmp_path / "finder", ZOO / "tda-pico"
     made, begun = (json.loads((folder / "config.json").read_text()) for folder in folders)
+    assert settings["attention_parameters"] == begun["attention_parameters"]
     differing = {key for key in {*made, *begun} if made.get(key) != begun.get(key)}
     assert differing <= {"dtype", "transformers_version", "nape_slope"}
     after, before = (load_file(folder / "model.safetensors") for folder in folders)
@@ -71,7 +71,7 @@ def test_a_corpus_surrounds_a_task_of_words_alone(corpus: Path, tiny, tmp_path: 
         train(TrainSettings(start="softmax-pico", corpus=str(corpus), task="passkey", steps=1, length=100))
 
 
-def test_what_is_given_wins_over_the_start() -> None:
+def test_what_is_given_wins_over_the_start(tmp_path: Path) -> None:
     assert inherited({"steps": 3}) == {"steps": 3}
     found = inherited({"start": "tda-pico", "length": 1024, "model": {"rope_ntk_factor": 2.0}})
     assert "max_position_embeddings" not in found["model"]  # longer texts than the start's: those of the training
@@ -80,6 +80,11 @@ def test_what_is_given_wins_over_the_start() -> None:
     own = inherited({"start": "tda-pico", "attention_parameters": {"eps": 1e-4}})["attention_parameters"]
     assert (own["eps"], own["kappa"]) == (1e-4, 1.0)
     assert "attention_parameters" not in inherited({"start": "tda-pico", "attention": "tra"})
+    # Those of the start, also where they are not the mechanism's defaults.
+    config = json.loads((ZOO / "tda-pico/config.json").read_text())
+    config["attention_parameters"] |= {"eps": 0.03}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert inherited({"start": str(tmp_path)})["attention_parameters"] == config["attention_parameters"]
 
 
 @pytest.mark.parametrize("start", ["tda-pica", "/nowhere", "smollm2-135m"])
