@@ -162,6 +162,7 @@ def _quantize_queries_kernel(
     slack = (D + 8) * 4.8e-7 * (size + residual) * key_size
     margin = size * key_residual + residual * key_size + slack
     level = (tau - margin) / (scale * key_scale)
+    level = tl.where(level == level, level, -1.0e9)
     # Rounded outwards: the float32 error of level is below |level| * 1e-6 + 1.
     level = tl.minimum(tl.maximum(level - tl.abs(level) * 1e-6, -1.0e9), 1.0e9)
     tl.store(LEVEL + bh * T + rows, tl.floor(level).to(tl.int32) - 2, mask=rows < T)
@@ -191,6 +192,9 @@ def _quantize_keys_kernel(
     y, size, residual = _quantize(x, scale)
     at = INT8 + bh * T * D + (rows[:, None] * D + cols[None, :])
     tl.store(at, y, mask=(rows < T)[:, None] & (cols < D)[None, :])
+    # A key of NaN has no bound: all that its head could meet is looked at.
+    residual = tl.where(residual == residual, residual, float("inf"))
+    size = tl.where(size == size, size, float("inf"))
     tl.store(STATS + bh * 2 * BLOCKS + block, tl.max(size + residual, 0))
     tl.store(STATS + bh * 2 * BLOCKS + BLOCKS + block, tl.max(residual, 0))
 

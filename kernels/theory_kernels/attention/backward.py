@@ -22,6 +22,7 @@ from ..primitives import (
     dot,
     first_bit,
     gather_rows,
+    higher,
     live_words,
     load_rows,
     narrow,
@@ -200,7 +201,7 @@ def _key_tile(
         if CAUSAL:
             seen = seen & (keys[:, None] <= (rows + off)[None, :])
         x = tl.where(seen, x, 0.0)
-    x = tl.maximum(x, 0.0)
+    x = higher(x, 0.0)
     w = rectified_power(x, POWER)
     dk1 = _narrow_dot(dp * rectified_slope(x, POWER), q, dk1, PREC, WIDE, UPCAST)
     if VIEWS == 2:
@@ -211,7 +212,7 @@ def _key_tile(
         x = dot(k2, tl.trans(q), tl.zeros([BN, BM], tl.float32), PREC, UPCAST) - tau[None, :]
         if MASKED:
             x = tl.where(seen, x, 0.0)
-        x = tl.maximum(x, 0.0)
+        x = higher(x, 0.0)
         w -= lam * rectified_power(x, POWER)
         dk2 = _narrow_dot(-lam * dp * rectified_slope(x, POWER), q, dk2, PREC, WIDE, UPCAST)
     dv = _narrow_dot(w, do, dv, PREC, WIDE, UPCAST)

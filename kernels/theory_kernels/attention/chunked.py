@@ -96,12 +96,12 @@ class _Blocks:
         tau = self.beta * self.c[:, None, None, first:stop, None]
         x = q[..., first:stop, :] @ k[..., :keys, :].transpose(-1, -2) - tau
         # Masked before the rectifier: a negative tau would let a masked score survive.
-        return torch.where(mask & (x > 0), x, 0.0)
+        return torch.where(mask, x, 0.0).clamp_min(0.0)
 
     def weight(self, x: torch.Tensor) -> torch.Tensor:
         if self.power == 1.0:
             return x
-        return x * x if self.power == 2.0 else torch.where(x > 0, x**self.power, 0.0)
+        return x * x if self.power == 2.0 else torch.where(x == 0, 0.0, x**self.power)
 
     def slope(self, x: torch.Tensor) -> torch.Tensor:
         if self.power == 1.0:

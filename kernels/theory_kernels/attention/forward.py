@@ -19,6 +19,7 @@ from ..primitives import (
     dot,
     first_bit,
     gather_rows,
+    higher,
     live_words,
     load_rows,
     narrow,
@@ -53,7 +54,7 @@ def excess(
         if CAUSAL:
             seen = seen & (keys[None, :] <= pos[:, None])
         x = tl.where(seen, x, 0.0)
-    return tl.maximum(x, 0.0), k
+    return higher(x, 0.0), k
 
 
 @triton.jit
