@@ -26,6 +26,8 @@ from theory_lab.commands.parsing import (
     one_number,
     one_whole,
 )
+from theory_lab.ending import exit_code as ended_by
+from theory_lab.ending import handle_termination
 from theory_lab.errors import InputError, TheoryLabError
 from theory_lab.grids import parse_budget, parse_numbers, parse_wholes
 from theory_lab.outside import one_line
@@ -43,7 +45,9 @@ def run() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller, who wants none of it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for as long as the process lives
-    sys.exit(execute())
+    handle_termination()
+    code = execute()
+    sys.exit(ended_by(code) if code == EXIT_INTERRUPTED else code)
 
 
 def execute(words: list[str] | None = None) -> int:

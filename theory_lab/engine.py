@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
+from theory_lab.ending import INTERRUPTS, begin_worker, ignored
 from theory_lab.errors import InputError, WorkerError
 from theory_lab.estimation import BlockSum, Cell, sampler
 from theory_lab.streams import Streams
@@ -165,7 +164,7 @@ class Engine:
         if self._pool is None:
             return
         if kind is not None:
-            _terminate(self._pool)
+            end_workers(self._pool)
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[list[TaskResult]]:
@@ -245,25 +244,24 @@ def start_pool(workers: int) -> ProcessPoolExecutor:
     time unless it guards its main part; tasks need nothing of it, so it is hidden while the workers start.
     """
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
-    with hidden_main(), ignored_interrupts(), _environment(WORKER_ENVIRONMENT):
+    with hidden_main(), ignored(*INTERRUPTS), _environment(WORKER_ENVIRONMENT):
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=begin_worker)
         naps = [pool.submit(_nap) for _ in range(workers)]
     wait(naps)
     return pool
 
 
-def _begin_worker() -> None:
-    # Ctrl-C reaches the whole process group; the parent decides what becomes of the workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A parent that is killed cannot end its workers, which would wait for tasks for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+@contextlib.contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool of fresh interpreters, which end at once if the block is left by an error or a signal."""
+    pool = start_pool(workers)
+    try:
+        yield pool
+    except BaseException:
+        end_workers(pool)
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 @contextlib.contextmanager
@@ -276,19 +274,6 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-@contextlib.contextmanager
-def ignored_interrupts() -> Iterator[None]:
-    """Workers inherit that Ctrl-C is ignored, so that none prints a traceback before its initializer has run."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _nap() -> None:
@@ -310,8 +295,8 @@ def hidden_main() -> Iterator[None]:
         main.__dict__.update(saved)
 
 
-def _terminate(pool: ProcessPoolExecutor) -> None:
-    """Stop the workers at once: their unfinished blocks are not worth waiting for."""
+def end_workers(pool: ProcessPoolExecutor) -> None:
+    """Stop the workers at once: their unfinished work is not worth waiting for."""
     if hasattr(pool, "terminate_workers"):  # Python 3.14
         pool.terminate_workers()
         return

@@ -11,9 +11,7 @@ All mechanisms and scales of a (law, length) share their rows, which makes the m
 from __future__ import annotations
 
 import math
-import multiprocessing
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +19,7 @@ import numpy.typing as npt
 from scipy import special
 
 from theory_lab.attention.streaming import row_statistics
+from theory_lab.engine import worker_pool
 from theory_lab.errors import InputError
 from theory_lab.streams import Stream, Streams, cell_digest, validate_seed
 
@@ -219,7 +218,7 @@ def phase_diagram(
     if workers == 1:
         found = [_one(job) for job in jobs]
     else:
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with worker_pool(workers) as pool:
             found = list(pool.map(_one, jobs))
     frame = pd.DataFrame([record for records in found for record in records])
     order = {name: i for i, name in enumerate([*laws, *mechanisms])}

@@ -168,6 +168,30 @@ def _tasks(settings: Settings) -> list[Task]:
     return [task for case in build_cases(settings) for task in plan_tasks(case.cell(0), settings.trials)]
 
 
+def test_an_interrupted_run_keeps_what_is_finished(cluster: Cluster, tmp_path: Path) -> None:
+    """Ctrl-C, and SIGTERM, which raises the same: finished rows are handed over, and the workers are free again."""
+
+    def interrupt() -> None:
+        until = time.monotonic() + 60.0
+        while time.monotonic() < until and not list(tmp_path.glob("out/cells/*.parquet")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    partial: list[pd.DataFrame] = []
+    hand = threading.Thread(target=interrupt)
+    hand.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(SWEEP, elsewhere=cluster, store=Store(tmp_path / "out"), on_partial=partial.append)
+    hand.join()
+    finished = partial[0]
+    resumed = run(SWEEP, elsewhere=cluster, store=Store(tmp_path / "out", resume=True))
+    assert 0 < len(finished) < len(resumed)
+    same(resumed, run(SWEEP, workers=1))
+    # The rows in common differ in what depends on how many there are: the level of their intervals.
+    both = finished.merge(resumed, on=["length", "kappa"], suffixes=("", "_resumed"))
+    assert (both.estimate == both.estimate_resumed).all()
+
+
 @contextlib.contextmanager
 def listening(answer: bytes) -> Iterator[int]:
     """A port where something listens that is no Dask scheduler."""

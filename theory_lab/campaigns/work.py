@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from theory_lab.ending import INTERRUPTS, begin_worker, ignored
 from theory_lab.errors import InputError, TheoryLabError
 from theory_lab.outside import read_json, reason
 from theory_lab.settings import Progress, Silent
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 RESULT = "result.json"
 #: A slice ends this long before its time, so that what runs can be written.
 _MARGIN = 5.0
+#: Seconds for the last step and its checkpoint, once the campaign is told to end.
+_PATIENCE = 20.0
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ def _work_through(
         done, _ = wait(running, timeout=left, return_when=FIRST_COMPLETED)
         if not done:
             show.say("the slice's time is over: what runs now goes on from its checkpoints in the next")
-            _kill(pool)
+            _stop(pool, _MARGIN - 1.0)
             return
         for future in done:
             run, _began = running.pop(future)
@@ -159,16 +162,27 @@ def _work_through(
             show.advance(1, 1.0)
 
 
-def _kill(pool: ProcessPoolExecutor) -> None:
-    for process in list(pool._processes.values()):
-        process.kill()
+def _stop(pool: ProcessPoolExecutor, seconds: float) -> None:
+    """Ask the workers to write their checkpoints and end; those that have not after these seconds are killed."""
+    workers = list((getattr(pool, "_processes", None) or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    end = time.monotonic() + seconds
+    try:
+        for process in workers:
+            process.terminate()
+        for process in workers:
+            process.join(max(end - time.monotonic(), 0.0))
+    finally:
+        for process in workers:
+            process.kill()
 
 
 @contextmanager
 def _pool(devices: Sequence[str], processes: int) -> Iterator[ProcessPoolExecutor]:
     # A CUDA context does not survive a fork.
     context = multiprocessing.get_context("spawn")
-    queue: Queue[str] = context.Queue()
+    with ignored(*INTERRUPTS):  # the first queue starts Python's tracker of them, which must outlive the workers
+        queue: Queue[str] = context.Queue()
     for _ in range(processes):
         for device in devices:
             queue.put(device)
@@ -176,20 +190,22 @@ def _pool(devices: Sequence[str], processes: int) -> Iterator[ProcessPoolExecuto
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(queue, workers))
     try:
         yield pool
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    except BaseException:
+        _stop(pool, _PATIENCE)
+        raise
+    pool.shutdown(wait=True, cancel_futures=True)
 
 
 _device = "cpu"
+_workers = 0  # of the campaign, in one of its workers
 
 
 def _begin(queue: Queue[str], workers: int) -> None:
-    global _device
-    _device = queue.get()
-    import torch
-
-    torch.set_num_threads(max((os.cpu_count() or 1) // workers, 1))
-    torch.backends.cuda.matmul.allow_tf32 = True
+    global _device, _workers
+    begin_worker()
+    if hasattr(os, "setsid"):
+        os.setsid()  # a training ends at once at its second signal: the first, and only one, comes from the parent
+    _device, _workers = queue.get(), workers
 
 
 def _one(run: Run, folder: str, corpus: str | None) -> float:
@@ -202,6 +218,9 @@ def _one(run: Run, folder: str, corpus: str | None) -> float:
     from theory_lab.training import TrainSettings, train
     from theory_lab.training.starting import inherited
 
+    if _workers:
+        torch.set_num_threads(max((os.cpu_count() or 1) // _workers, 1))
+        torch.backends.cuda.matmul.allow_tf32 = True
     began = time.monotonic()
     place = Path(folder)
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from theory_lab.commands.parsing import one_number, one_whole
+from theory_lab.commands.parsing import EXIT_INTERRUPTED, fail, one_number, one_whole
 from theory_lab.outside import visible
 
 
@@ -56,16 +56,21 @@ def run_command(plan: str, **options: Any) -> int:
     processes = one_whole(options["processes"], "processes")
     minutes = None if options["minutes"] is None else one_number(options["minutes"], "minutes")
     campaign = read_plan(plan)
-    done = run_campaign(
-        campaign,
-        options["out"],
-        corpus=options["corpus"],
-        devices=options["devices"] or ("cpu",),
-        processes=processes,
-        minutes=minutes,
-        only=options["only"],
-        progress=make_progress(options["quiet"], "training", "runs"),
-    )
+    try:
+        done = run_campaign(
+            campaign,
+            options["out"],
+            corpus=options["corpus"],
+            devices=options["devices"] or ("cpu",),
+            processes=processes,
+            minutes=minutes,
+            only=options["only"],
+            progress=make_progress(options["quiet"], "training", "runs"),
+        )
+    except KeyboardInterrupt:
+        fail("interrupted")
+        click.echo("what is finished is kept: the same command goes on, from the last checkpoints", err=True)
+        return EXIT_INTERRUPTED
     for folder, why in done.failed.items():
         click.echo(visible(f"failed: {folder}: {why}"), err=True)
     click.echo(f"{done.finished} of {done.finished + done.remaining} runs are finished")

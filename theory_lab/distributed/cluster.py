@@ -18,13 +18,13 @@ from theory_lab.distributed.address import Scheduler, show_memory
 from theory_lab.distributed.pace import Pace
 from theory_lab.distributed.sending import Sending, cannot_load
 from theory_lab.distributed.work import CELLS, Done, Job, Needs, difference, versions
+from theory_lab.ending import INTERRUPTS, TERMINATIONS, ignored
 from theory_lab.engine import (
     WORKER_ENVIRONMENT,
     PieceTask,
     Task,
     TaskResult,
     hidden_main,
-    ignored_interrupts,
     validate_workers,
 )
 from theory_lab.errors import InputError, WorkerError
@@ -115,7 +115,7 @@ class Cluster:
         opening.enter_context(hidden_main())
         environment = {**dask.config.get("distributed.nanny.pre-spawn-environ"), **WORKER_ENVIRONMENT}
         opening.enter_context(dask.config.set({**_LOCAL_CONFIG, "distributed.nanny.pre-spawn-environ": environment}))
-        with ignored_interrupts():
+        with ignored(*INTERRUPTS, *TERMINATIONS):
             cluster = LocalCluster(
                 n_workers=workers,
                 threads_per_worker=1,

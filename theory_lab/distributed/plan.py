@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.cases import build_cases, build_pieces
-from theory_lab.engine import PieceTask, Task, TaskResult, run_task, start_pool, validate_workers, worth_a_pool
+from theory_lab.engine import PieceTask, Task, TaskResult, run_task, validate_workers, worker_pool, worth_a_pool
 from theory_lab.errors import InputError
 from theory_lab.runner import Runner
 from theory_lab.settings import Settings, Silent
@@ -130,12 +130,9 @@ def plan_run(
         # As many at a time as there will be: workers slow each other down.
         width = min(workers, validate_workers(None))
         began = time.perf_counter()
-        pool = start_pool(width)
-        try:
+        with worker_pool(width) as pool:
             start = time.perf_counter() - began
             results, expect = calibrate(tasks, seconds, lambda some: list(pool.map(run_task, some)), width)
-        finally:
-            pool.shutdown(cancel_futures=True)
     else:
         results, expect = calibrate(tasks, seconds, lambda some: [run_task(task) for task in some])
     expected = [expect(task) for task in tasks]

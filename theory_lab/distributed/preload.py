@@ -1,9 +1,12 @@
-"""What a local worker does before its first batch: it leaves Ctrl-C to its parent, and imports what batches need."""
+"""What a local worker does before its first batch: it leaves signals to its parent, and imports what batches need."""
 
 from __future__ import annotations
 
 import signal
 
 import theory_lab.distributed.work  # noqa: F401  # now, rather than while a batch waits
+from theory_lab.ending import INTERRUPTS, TERMINATIONS
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+# They may reach the whole process group. Dask ends its workers by SIGKILL, at the latest.
+for number in {*INTERRUPTS, *TERMINATIONS}:
+    signal.signal(number, signal.SIG_IGN)

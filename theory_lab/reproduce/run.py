@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from theory_lab.ending import INTERRUPTS, begin_worker, ignored
 from theory_lab.errors import InputError, StoreError, TheoryLabError, WorkerError
 from theory_lab.outside import defused_frame
 from theory_lab.reproduce import cache
@@ -55,8 +56,10 @@ class Drawers:
             return done
         if self._pool is None:
             # A fresh interpreter: a fork would copy the threads' locks of whatever has been computed here.
-            self._pool = ProcessPoolExecutor(self._count, mp_context=multiprocessing.get_context("spawn"))
-        return self._pool.submit(_write, *job)
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._count, mp_context=context, initializer=begin_worker)
+        with ignored(*INTERRUPTS):  # a process may be started for it
+            return self._pool.submit(_write, *job)
 
 
 @dataclass

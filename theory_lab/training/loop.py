@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from theory_lab.ending import note
 from theory_lab.errors import InputError, TheoryLabError
 from theory_lab.settings import Progress, Silent
 from theory_lab.training import checkpoints, record
@@ -365,6 +366,7 @@ class _Run:
             if self.stop:
                 raise KeyboardInterrupt
             self.stop = True
+            note(number)
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
