@@ -5,7 +5,7 @@ Nothing that a kernel computes or that the interpreter checks is left out:
 - Around each sum and product of integers it computes whether they overflow, and drops the answer unless it debugs.
 - At each call of a device function it patches ``triton.language`` again, which the kernel's launch has done.
 - At each launch it looks for what there is to patch in all of ``triton.language``, and finds the same as before.
-- For each value it makes the table from Triton's types to numpy's anew.
+- For each value it makes the table from Triton's types to numpy's anew, and the shape of its block.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from types import FunctionType
 from typing import Any
 
 import triton.language as tl
+from triton.language import core
 from triton.runtime import interpreter
 
 
@@ -26,6 +27,43 @@ def quicken() -> None:
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = _Patches()
     interpreter._get_np_dtype = functools.partial(_numpy_type, interpreter._get_np_dtype, {})
+
+    core.block_type.__init__ = _known_types(core.block_type.__init__)
+    core.tensor.__init__ = _known_shapes(core.tensor.__init__)
+
+
+def _known_types(original: Any) -> Any:
+    """Checks, counts and names each type of a block once."""
+    known: dict[Any, dict[str, Any]] = {}
+
+    def init(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([x.value if isinstance(x, core.constexpr) else x for x in shape])
+        # The name of a pointer does not say all of its type.
+        key = None if element_ty.is_ptr() else (element_ty.name, *sizes)
+        if key is None or key not in known:
+            original(self, element_ty, shape)
+            if key is not None and all(type(x) is int for x in sizes):
+                known[key] = {name: x for name, x in vars(self).items() if name != "element_ty"}
+        else:
+            self.element_ty = element_ty
+            self.__dict__.update(known[key])
+
+    return init
+
+
+def _known_shapes(original: Any) -> Any:
+    """Makes the shape of the values of each type once."""
+    known: dict[str, tuple[Any, Any]] = {}
+
+    def init(self: Any, handle: Any, type: Any) -> None:
+        if type.name not in known:
+            original(self, handle, type)
+            known[type.name] = self.shape, self.numel
+        else:
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+            self.shape, self.numel = known[type.name]
+
+    return init
 
 
 def _numpy_type(original: Any, known: dict[str, Any], kind: Any) -> Any:
