@@ -147,8 +147,8 @@ def test_noncausal(name: str) -> None:
 )
 def test_gradients(name: str, causal: bool) -> None:
     """gradcheck to q, k, v, hidden states and every parameter: beta, lambda, alpha, temperatures, gates."""
-    m = build(name, heads=2, dim=4, value_dim=3)
-    data = inputs(m.views, batch=1, heads=2, groups=1, queries=5, keys=5, dim=4, value_dim=3, seed=4)
+    m = build(name, heads=2, dim=3, value_dim=2)
+    data = inputs(m.views, batch=1, heads=2, groups=1, queries=4, keys=4, dim=3, value_dim=2, seed=4)
     tensors: list[Tensor] = [t for t in (data.q, data.k, data.v, data.q2, data.k2, data.x) if t is not None]
     names = [n for n, _ in m.named_parameters()]
     count = len(tensors)
@@ -162,10 +162,11 @@ def test_gradients(name: str, causal: bool) -> None:
         result = torch.func.functional_call(m, parameters, (q, k, v), keywords)
         return result.output, result.weights
 
-    assert torch.autograd.gradcheck(run, leaves, eps=1e-6, atol=2e-6, rtol=1e-3)
+    # Entry by entry where there is a mask, the harder case; else along random directions.
+    assert torch.autograd.gradcheck(run, leaves, eps=1e-6, atol=2e-6, rtol=1e-3, fast_mode=not causal)
     # A zero gradient passes gradcheck too, so ask that every parameter has an influence.
     out = run(*leaves)
-    grads = torch.autograd.grad((out[0] * torch.arange(3)).sum() + out[1].square().sum(), leaves, allow_unused=True)
+    grads = torch.autograd.grad((out[0] * torch.arange(2)).sum() + out[1].square().sum(), leaves, allow_unused=True)
     for label, gradient in zip(names, grads[count:], strict=True):
         assert gradient is not None, label
         assert (gradient != 0).any(), label
@@ -178,7 +179,7 @@ VARIANTS = [
     ("lssa", {"power": 3.0}),
     ("eta-logit", {"tau": 0.3, "prune": "renormalize"}),
     ("eta-weight", {"tau": [0.2, 0.4], "prune": "drop", "alpha": 4.0}),
-    ("eta-weight", {"heads": 2, "head_dim": 4, "prune": "exact"}),
+    ("eta-weight", {"heads": 2, "head_dim": 3, "prune": "exact"}),
     ("softmax", {"temperature": [0.7, 1.9], "learnable": True}),
     ("entmax", {"alpha": [1.0 + 1e-6, 1.3], "learnable": True}),
     ("entmax", {"alpha": [2.0, 3.5], "learnable": True}),
@@ -193,7 +194,7 @@ VARIANTS = [
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=[f"{n}-{i}" for i, (n, _) in enumerate(VARIANTS)])
 def test_gradients_of_variants(name: str, options: dict[str, Any]) -> None:
     m = get(name, **options)
-    data = inputs(m.views, batch=1, heads=2, groups=1, queries=5, keys=5, dim=4, value_dim=3, seed=11)
+    data = inputs(m.views, batch=1, heads=2, groups=1, queries=4, keys=4, dim=3, value_dim=2, seed=11)
     leaves = [t.detach().clone().requires_grad_() for t in (data.q, data.k, data.v, *m.parameters())]
     names = [n for n, _ in m.named_parameters()]
 
