@@ -80,6 +80,7 @@ def test_seeds_take_turns(plan: Path) -> None:
         ('task = "copy"', "", "a task is needed"),
         ('"TRA, sharp"', '"softmax"', "whose folder differs"),
         ('columns = { "16" = "accuracy@16" }', 'runs = ["Softmin"]', "Softmin"),
+        ("columns = {", 'panels = { "Softmax" = "left" }\ncolumns = {', "each of Softmax, TRA, sharp"),
         ('title = "Small"', "title = 3", "key 'title'"),
         ('size = "recall"', 'start = "tda-pica"', "did you mean 'tda-pico'?"),
         ("accuracy@16", "accuracy(sort)@16", "one of the tasks is needed: copy"),
@@ -222,6 +223,8 @@ columns = { "validation loss" = "loss", "sparsity" = "zeros", "over, %" = "loss 
 into = "ours/trained-sinks"
 x = "length"
 value = "g_sink_ratio_1"
+names = { "TRA, sharp" = "Softmax" }
+panels = { "Softmax" = "softmax", "TRA, sharp" = "threshold" }
 
 [[figures]]
 into = "tda/figure-maxima"
@@ -269,6 +272,9 @@ rows = { "16 tokens" = "sequence_accuracy(copy)@16" }
     assert table.low["Softmax", "sparsity"] >= 0.0
     assert table.high["Softmax", "sparsity"] <= 100.0
     assert list(tables["trained-sinks"].x[:3]) == [4, 8, 16]
+    # Two runs under one name, in a panel each.
+    assert set(tables["trained-sinks"].series) == {"Softmax"}
+    assert list(tables["trained-sinks"].panel) == ["softmax"] * 3 + ["threshold"] * 3
     assert set(tables["figure-maxima"].series) == {"view 1", "difference"}
     assert list(tables["figure-inhibition"].row) == ["the", "fox", "fox", "the#2", "the#2", "the#2"]
     assert list(tables["figure-temperatures"].value) == [1.0, 2.0]

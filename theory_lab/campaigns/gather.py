@@ -15,7 +15,7 @@ An entry of a plan's ``figures`` says which file of measured numbers it fills, a
     into = "tda/table-4"
     rows = { "500 tokens, 4 needles" = "sequence_accuracy(multi-needle:needles=4)@500" }
 
-``names`` shows a run of a table under another name. A value "loss over Softmax" is the percent by which the run's loss
+``names`` shows a run under another name, and ``panels`` says which panel of the curves it belongs to. A value "loss over Softmax" is the percent by which the run's loss
 exceeds that of the run Softmax with the same seed: pairs saw the same tokens in the same order, and their differences
 vary less than the losses do.
 
@@ -166,9 +166,10 @@ def _curves(entry: Mapping[str, Any], by_name: Mapping[str, list[Result]]) -> It
             asked = answers.parse(what)
             own = [answers.shares(r, asked) for r in rs] if asked else []
             for x in sorted(at):
-                shown = label or name
+                shown = label or entry.get("names", {}).get(name, name)
                 row = {"series": shown, "x": x, **_numbers(at[x], [by[x] for by in own if x in by], _ends(what))}
-                yield {**row, "panel": name} if label and several else row
+                panel = entry.get("panels", {}).get(name, name if label and several else None)
+                yield row if panel is None else {**row, "panel": panel}
 
 
 def _map(what: str, by_name: Mapping[str, list[Result]]) -> list[dict[str, Any]]:

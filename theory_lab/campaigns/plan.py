@@ -35,7 +35,7 @@ MEASURES: dict[str, str] = {
 #: Letters of a run's folder, and tokens of a text, at most.
 _LONGEST, _LONGEST_TEXT = 100, 1 << 24
 _INTO = re.compile(r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w-]*(\.[\w-]+)*", re.ASCII)
-_FIGURE = ("into", "runs", "columns", "rows", "names", "value", "series", "x", "scale", "note", "seed")
+_FIGURE = ("into", "runs", "columns", "rows", "names", "panels", "value", "series", "x", "scale", "note", "seed")
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class _Reader:
             if not isinstance(name, str) or name not in rows:
                 near = hint(name, rows) if isinstance(name, str) else ""
                 raise self.fail(key, name, f"{near}runs are {', '.join(rows)}")
-        for name in ("columns", "rows", "series", "names"):
+        for name in ("columns", "rows", "series", "names", "panels"):
             table = figure.get(name, {})
             if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
                 raise self.fail(key, table, f"{name} is a table of texts, such as {{ 'validation loss' = 'loss' }}")
@@ -206,6 +206,10 @@ class _Reader:
                     raise self.fail(
                         key, value, f"{hint(base, rows)}'over' a run of a table is needed: {', '.join(rows)}"
                     )
+        panels = figure.get("panels", {})
+        shown = runs or list(rows)
+        if panels and (not figure.get("x") or set(panels) != set(shown)):
+            raise self.fail(key, panels, f"panels gives curves' runs their panels, each of {', '.join(shown)}")
         for name in ("value", "x", "note", "scale"):
             if not isinstance(figure.get(name, ""), str):
                 raise self.fail(key, figure[name], f"{name} is a text")

@@ -30,7 +30,7 @@ def draw_curves(frame: pd.DataFrame, experiment: Experiment) -> Any:
     for axes, panel in zip(grid, panels, strict=True):
         part = frame[frame.panel == panel] if "panel" in frame else frame
         draw_panel(axes, part, styles, options, frame if len(panels) > 1 else None)
-        _printed(axes, experiment, styles)
+        _printed(axes, experiment, styles, alone=len(panels) == 1)
         axes.set_title(panel)
         if axes is grid[0] and (len(panels) == 1 or "ylabel" in options):
             axes.set_ylabel(options.get("ylabel", "value"))
@@ -40,8 +40,11 @@ def draw_curves(frame: pd.DataFrame, experiment: Experiment) -> Any:
     return figure
 
 
-def _printed(axes: Any, experiment: Experiment, styles: dict[str, dict[str, Any]]) -> None:
-    """What the paper printed, as hollow diamonds over its rounding: rows are series, columns numbers along x."""
+def _printed(axes: Any, experiment: Experiment, styles: dict[str, dict[str, Any]], alone: bool) -> None:
+    """What the paper printed, as hollow diamonds over its rounding: rows are series, columns numbers along x.
+
+    They are explained in the legend; ``alone``, a panel has none, and a line above it says so.
+    """
     if experiment.printed is None:
         return
     drawn = False
@@ -55,9 +58,9 @@ def _printed(axes: Any, experiment: Experiment, styles: dict[str, dict[str, Any]
             color = styles[row]["color"] if row in styles else "0.3"
             half = float(y.high - y.low) / 2
             axes.errorbar([x.middle], [y.middle], yerr=[half], fmt="D", mfc="white", mec=color, ecolor=color, ms=5,
-                          mew=1.0, zorder=5, label=None if drawn else "as printed")  # fmt: skip
+                          mew=1.0, zorder=5, label=None if drawn else "as the paper printed it")  # fmt: skip
             drawn = True
-    if drawn:
+    if drawn and alone:
         # Above the lines, where none of them can cross it.
         axes.text(1.0, 1.02, "◇ as the paper printed it", transform=axes.transAxes, fontsize=6.4, ha="right")
 

@@ -33,6 +33,8 @@ def draw_map(frame: pd.DataFrame, experiment: Experiment) -> Any:
     axes.set_facecolor("0.93")
     axes.tick_params(length=0)
     axes.tick_params(axis="y", rotation=0)
+    if len(columns) > 12:  # words side by side would run into each other
+        axes.tick_params(axis="x", rotation=90)
     axes.set_xlabel(options.get("xlabel", "key"))
     axes.set_ylabel(options.get("rowlabel", "query"))
     return figure
