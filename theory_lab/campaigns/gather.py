@@ -15,9 +15,9 @@ An entry of a plan's ``figures`` says which file of measured numbers it fills, a
     into = "tda/table-4"
     rows = { "500 tokens, 4 needles" = "sequence_accuracy(multi-needle:needles=4)@500" }
 
-``names`` shows a run under another name, and ``panels`` says which panel of the curves it belongs to. A value "loss over
-Softmax" is the percent by which the run's loss exceeds that of the run Softmax with the same seed: pairs saw the same
-tokens in the same order, and their differences vary less than the losses do.
+``names`` shows a run under another name, and ``panels`` says which panel of the curves it belongs to. A value "loss
+over Softmax" is the percent by which the run's loss exceeds that of the run Softmax with the same seed: pairs saw the
+same tokens in the same order, and their differences vary less than the losses do.
 
 A number is the mean over the seeds; its interval is Student's at 95% over the seeds, which are the independent units,
 and empty where there is one seed. Shares of right answers have an interval of their own; see
