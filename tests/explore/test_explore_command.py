@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from theory_lab.cli import execute
 from theory_lab.commands.explore import command
 from theory_lab.errors import InputError
 
@@ -22,11 +23,11 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_a_port_in_use_is_one_line(cli, taken: int) -> None:
-    done = cli("explore", "--port", taken)
-    assert done.returncode == 2
-    assert done.stderr == f"theory-lab: error: port: {taken}; it is in use: choose another, or leave --port out\n"
-    assert not done.stdout
+def test_a_port_in_use_is_one_line(taken: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["explore", "--port", str(taken)]) == 2
+    out, err = capsys.readouterr()
+    assert err == f"theory-lab: error: port: {taken}; it is in use: choose another, or leave --port out\n"
+    assert not out
 
 
 @pytest.mark.parametrize(

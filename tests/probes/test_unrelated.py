@@ -133,13 +133,16 @@ def test_bad_command_lines_are_refused(words, message, tmp_path, monkeypatch, ca
     assert capsys.readouterr().out == ""
 
 
-def test_an_error_is_one_line_and_exit_code_two(cli):
-    found = cli("probe", "--text", "missing.txt")
-    assert found.returncode == 2
-    assert found.stderr == (
+def test_an_error_is_one_line_and_exit_code_two(tmp_path, monkeypatch, capsys):
+    from theory_lab.cli import execute
+
+    monkeypatch.chdir(tmp_path)
+    assert execute(["probe", "--text", "missing.txt"]) == 2
+    out, err = capsys.readouterr()
+    assert err == (
         "theory-lab: error: text: missing.txt; not found: name an existing text file, or - for standard input\n"
     )
-    assert found.stdout == ""
+    assert out == ""
 
 
 def run_probe(*words: str) -> object:
