@@ -130,7 +130,7 @@ class _Run:
 
         from theory_lab.models.lab import LabForCausalLM, make_config
         from theory_lab.training import cost
-        from theory_lab.training.stepping import precision
+        from theory_lab.training.stepping import fastest_softmax, precision
 
         s = self.settings
         begun = None if s.start is None else start_folder(s.start)
@@ -160,7 +160,7 @@ class _Run:
             checkpoints.load_weights(model, checkpoints.read_weights(self.out), self.out, "out")
             self.show.say(f"{self.out} holds this run, finished")
             return TrainResult(model.eval(), known, self.out)
-        with self._signals(), precision(self.device, s.dtype):
+        with self._signals(), precision(self.device, s.dtype), fastest_softmax(self.device):
             last, facts = self._train(model, opened, identity)
         facts |= {"parameters": parameters, **cost.describe(config, parameters, s.length, self.device, self.world)}
         assert self.held is not None

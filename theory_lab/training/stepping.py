@@ -82,6 +82,28 @@ def precision(device: torch.device, dtype: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+@contextlib.contextmanager
+def fastest_softmax(device: torch.device) -> Iterator[None]:
+    """On GPUs from Hopper on, prefer cuDNN's attention, whose forward and backward are faster than FlashAttention-2's.
+
+    A choice that the caller made with :func:`torch.nn.attention.sdpa_kernel` stays.
+    """
+    chosen = not (
+        torch.backends.cuda.flash_sdp_enabled()
+        and torch.backends.cuda.cudnn_sdp_enabled()
+        and torch.backends.cuda.mem_efficient_sdp_enabled()
+        and torch.backends.cuda.math_sdp_enabled()
+    )
+    if device.type != "cuda" or chosen or torch.cuda.get_device_capability(device) < (9, 0):
+        yield
+        return
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(order, set_priority=True):
+        yield
+
+
 def make_optimizer(model: Any, settings: TrainSettings, device: torch.device, capturable: bool) -> Optimizer:
     """AdamW over the model's parameter groups; its learning rate is a tensor where a graph has to write it."""
     rate: Any = torch.tensor(settings.lr, device=device) if capturable else settings.lr
