@@ -183,3 +183,41 @@ def test_a_huge_key_of_the_future_hides_nothing(device: torch.device, triton: st
     got, want = (entmax_attention(q, k, v, implementation=name, **options)[:, :, :60]
                  for name, options in (("triton", {"list_from": 0}), ("reference", {})))  # fmt: skip
     assert float((got - want).abs().max()) <= 1e-5
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("size", "alpha", "rowwise"),
+    [(1e6, 1.5, False), (1e8, 1.5, False), (1e8, 1.5, True), (1e8, 2.0, False), (1e8, 1.3, False)],
+)
+def test_scores_that_float32_cannot_tell_apart(
+    size: float, alpha: float, rowwise: bool, device: torch.device, triton: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest score has weight 1 in every kernel, however they round the products of one pair."""
+    if device.type == "cpu":
+        # The interpreter rounds alike everywhere: bounds and lists come from products that are off.
+        from theory_kernels.entmax_attention import lists
+
+        right = lists.dot
+        monkeypatch.setattr(lists, "dot", lambda *operands: right(*operands) * (1.0 + 3e-7))
+    g = torch.Generator().manual_seed(0)
+    q, k, v, w = (torch.randn((1, 2, 70, 16), generator=g).bfloat16().float().to(device) for _ in range(4))
+    q = (size * q).bfloat16().float()
+    z = (q.double() @ k.double().mT).masked_fill(torch.ones(70, 70, device=device).triu(1) > 0, -math.inf)
+    top = z.topk(2, -1).values
+    # Rows whose two largest scores differ by more than the temperature that the kernels may go down to.
+    clear = (top[..., 0] - top[..., 1] > 2.0**-14 * z[z.isfinite()].abs().max())[..., None]
+    assert float(clear.double().mean()) > 0.9
+    options = {"temperature": torch.ones(70, device=device)} if rowwise else {}
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = entmax_attention(*leaves, alpha=alpha, implementation="triton", list_from=0, **options)
+    dq, dk, dv = torch.autograd.grad((out * w * clear).sum(), leaves)
+    first = z.argmax(-1, keepdim=True)
+    want = v.detach().gather(2, first.expand(-1, -1, -1, 16))
+    # 2^-20 of the score is 2^-3 of the lowest temperature, and 2 2^-7 of a weight what rounding leaves in the backward.
+    assert float(((out.detach() - want) * clear).abs().max()) <= 1e-5 * float(v.detach().abs().max())
+    exact = torch.zeros_like(v).scatter_add_(2, first.expand(-1, -1, -1, 16), w * clear)
+    assert float((dv - exact).norm()) <= 2.0**-5 * float(exact.norm())
+    # The exact gradients are 0; these are what they would be of scores of ordinary size.
+    for x, other in ((dq, k), (dk, q)):
+        assert float(x.abs().max()) <= 2.0**-10 * 16**-0.5 * float(other.detach().norm(dim=-1).max())

@@ -82,10 +82,10 @@ def _query_tile(
 
 @triton.jit(do_not_specialize=SIZES)
 def query_kernel(
-    Q, K, V, DO, TILTED, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, DQ, PAIRS, MORE, DFACTOR, DALPHA, LAYOUT, N, H, G,
-    T, S, MAX_Q, MAX_K, OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft,
+    Q, K, V, DO, TILTED, FACTOR, EPS, ROWS, ITEMS, COUNTS, IDENTITY, DQ, PAIRS, MORE, HOT, DFACTOR, DALPHA, LAYOUT, N,
+    H, G, T, S, MAX_Q, MAX_K, OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft,
     D: tl.constexpr, DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    B: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr, ROWWISE: tl.constexpr, TEMPERED: tl.constexpr,
+    B: tl.constexpr, MODE: tl.constexpr, LISTED: tl.constexpr, TEMPERED: tl.constexpr,
     ALPHA: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
     WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +108,13 @@ def query_kernel(
     delta = tl.sum(do.to(tl.float32) * tilted.to(tl.float32), 1)
     eps = tl.load(EPS + h)
     given = tl.load(FACTOR + b * fb + h * fh + (q0 + rows) * ft, mask=exists, other=0.0)
-    factor = given * eps
+    limit = tl.load(ROWS + 3 * plane + row + rows, mask=exists, other=float("inf"))
+    factor = tl.minimum(given * eps, limit)
+    hot = limit < float("inf")
+    given = tl.where(hot, factor / eps, given)
+    if tl.max(hot.to(tl.int32), 0) > 0:
+        # For the kernel that owns keys: a factor of its own for each row.
+        tl.store(HOT + nh // H * G + g, 1)
     anchor = tl.load(ROWS + row + rows, mask=exists, other=0.0)
     state = tl.load(ROWS + plane + row + rows, mask=exists, other=1.0)
     # For the kernel that owns keys, which gathers them.
@@ -118,10 +124,9 @@ def query_kernel(
     pair = PAIRS + (row + rows) * 2
     tl.store(pair, shift, mask=exists)
     tl.store(pair + 1, delta, mask=exists)
-    if ROWWISE:
-        pair = MORE + (row + rows) * 2
-        tl.store(pair, given, mask=exists)
-        tl.store(pair + 1, state, mask=exists)
+    pair = MORE + (row + rows) * 2
+    tl.store(pair, given, mask=exists)
+    tl.store(pair + 1, state, mask=exists)
     every, some = sees(first, BM, off, q_len, k_len, CAUSAL)
     items, begin, even, end = ITEMS, 0, every // BN * BN, some
     if LISTED:
@@ -186,15 +191,18 @@ def _key_tile(
 
 @triton.jit(do_not_specialize=_KEY_SIZES)
 def key_kernel(
-    Q, K, V, DO, PAIRS, MORE, FACTOR, EPS, ITEMS, COUNTS, IDENTITY, DK, DV, LAYOUT, N, H, G, T, S, MAX_Q, MAX_K,
-    OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr,
+    Q, K, V, DO, PAIRS, MORE, HOT, FACTOR, EPS, ITEMS, COUNTS, IDENTITY, DK, DV, LAYOUT, N, H, G, T, S, MAX_Q,
+    MAX_K, OFFSET, NL, capacity, plane, BLOCKS, qb, qh, qt, kb, kh, kt, vb, vh, vt, fb, fh, ft, D: tl.constexpr,
     DP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, B: tl.constexpr,
-    MODE: tl.constexpr, LISTED: tl.constexpr, ROWWISE: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
-    PACKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
+    MODE: tl.constexpr, LISTED: tl.constexpr, ROWWISE: tl.constexpr, GATED: tl.constexpr, CAUSAL: tl.constexpr,
+    RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr, WIDE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
+    """GATED: of two launches, the one with ROWWISE is for key heads with a row whose factor has a limit."""
     # The first keys are seen by the most rows, so they come first.
     ng, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
     n, g = ng // G, ng % G
+    if GATED and (tl.load(HOT + ng) > 0) != ROWWISE:
+        return
     q0, q_len, k0, k_len, off = sequence(LAYOUT, n, N, MAX_Q, MAX_K, OFFSET, RAGGED)
     first = block * BN
     if first >= k_len:

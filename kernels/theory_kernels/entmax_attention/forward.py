@@ -114,6 +114,7 @@ def forward_kernel(
     anchor = tl.load(ROWS + row + rows, mask=exists, other=0.0)
     state = tl.load(ROWS + plane + row + rows, mask=exists, other=1.0)
     before = tl.load(ROWS + 2 * plane + row + rows, mask=exists, other=float("inf"))
+    factor = tl.minimum(factor, tl.load(ROWS + 3 * plane + row + rows, mask=exists, other=0.0))
     alive = (state == state) & (before < float("inf"))
     every, some = sees(first, BM, off, q_len, k_len, CAUSAL)
     items, begin, even, end = ITEMS, 0, every // BN * BN, some
@@ -122,7 +123,8 @@ def forward_kernel(
         at = nh.to(tl.int64) * NL + first // B
         items, begin, even, end = list_of(ITEMS, COUNTS, IDENTITY, at, capacity, 0, even, some, late - every, BN)
     high = tl.full([BM], 2.0, tl.float32)
-    low = tl.full([BM], -32.0 if MODE == 0 else 0.0, tl.float32)
+    # Below 0 where these products, rounded otherwise than those of the anchor, lie above it.
+    low = tl.full([BM], -32.0 if MODE == 0 else -1.0, tl.float32)
     acc, tilted = tl.zeros([BM, EP], tl.float32), tl.zeros([BM, EP], tl.float32)
     slopes = tl.zeros([BM, 8], tl.float32)
     CLOSE: tl.constexpr = 6e-3 if MODE == 1 else 1e-3 if MODE == 0 else 3e-4

@@ -140,7 +140,7 @@ class _Call:
         return remembered(("identity", length, device), device, make)
 
     def bounds(self, rows: torch.Tensor) -> None:
-        """Fill ``rows`` (3, B, H, T): anchor, bound of the state, level."""
+        """Fill ``rows`` (4, B, H, T): anchor, bound of the state, level, limit of the factor."""
         norms = torch.zeros(self.geometry.sequences * self.g, dtype=torch.int32, device=self.q.device)
         block = 256 if self.d_wide <= 64 else 64
         blocks = cdiv(self.geometry.max_k, block)
@@ -181,7 +181,7 @@ def forward(
     """Return output, tilted output, rows, lists and their lengths; see :mod:`.operator`."""
     call = _Call(q, k, v, factor, eps, geometry, mode)
     shape = (*q.shape[:3], call.e)
-    rows = torch.empty((3, *q.shape[:3]), dtype=torch.float32, device=q.device)
+    rows = torch.empty((4, *q.shape[:3]), dtype=torch.float32, device=q.device)
     items = torch.empty(plan.items, dtype=torch.int32, device=q.device)
     counts = torch.empty(plan.items[:2], dtype=torch.int32, device=q.device)
     if call.empty:
@@ -286,7 +286,9 @@ def backward(
     pairs = torch.empty((*rows.shape[1:], 2), dtype=torch.float32, device=q.device)
     # Where factors or states of single rows matter to the kernel that owns keys.
     rowwise = mode == 0 or call.factor.stride(2) != 0
-    more = torch.empty_like(pairs) if rowwise else pairs
+    more = torch.empty_like(pairs)
+    # Elsewhere they matter to key heads with a row whose factor has a limit, which only the device knows.
+    hot = torch.zeros(geometry.sequences * call.g, dtype=torch.int32, device=q.device)
     make = torch.zeros if call.ragged or not want_factor else torch.empty
     dfactor = make(rows.shape[1:], dtype=torch.float32, device=q.device)
     dalpha = torch.zeros(rows.shape[1:], dtype=torch.float32, device=q.device) if want_alpha else dfactor
@@ -295,8 +297,8 @@ def backward(
     blocks = cdiv(geometry.max_q, options["BM"])
     query_kernel[(call.heads * blocks,)](
         call.q, call.k, call.v, grad, tilted, call.factor, call.eps, rows, items, counts, call.identity(listed), dq,
-        pairs, more, dfactor, dalpha, *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides,
-        **call.exact, LISTED=listed, ROWWISE=rowwise, TEMPERED=want_factor, ALPHA=want_alpha, **options,
+        pairs, more, hot, dfactor, dalpha, *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides,
+        **call.exact, LISTED=listed, TEMPERED=want_factor, ALPHA=want_alpha, **options,
     )  # fmt: skip
     if listed:
         items = items.new_empty((call.heads, cdiv(geometry.max_k, BLOCK), room(geometry.max_q, True)))
@@ -304,10 +306,11 @@ def backward(
         call.lists(rows[2], items, counts, True)
     options = _tiles("key", call.width, q.dtype)
     blocks = cdiv(geometry.max_k, options["BN"])
-    key_kernel[(geometry.sequences * call.g * blocks,)](
-        call.q, call.k, call.v, grad, pairs, more, call.factor, call.eps, items, counts, call.identity(listed), dk, dv,
-        *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=listed,
-        ROWWISE=rowwise, **options,
-    )  # fmt: skip
+    for each in (True,) if rowwise else (False, True):
+        key_kernel[(geometry.sequences * call.g * blocks,)](
+            call.q, call.k, call.v, grad, pairs, more, hot, call.factor, call.eps, items, counts, call.identity(listed),
+            dk, dv, *call.dims, *items.shape[1:], call.plane, blocks, *call.exact_strides, **call.exact, LISTED=listed,
+            ROWWISE=each, GATED=not rowwise, **options,
+        )  # fmt: skip
     alpha = dalpha.sum((0, 2)).to(eps.dtype) if want_alpha else torch.zeros_like(eps)
     return dq, dk, dv, dfactor, alpha

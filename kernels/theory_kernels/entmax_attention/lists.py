@@ -34,6 +34,10 @@ from ..primitives import (
 )
 from .weights import largest_root, solver_step, weights
 
+# Largest (alpha - 1) z that is told from its neighbors: products of float32, summed in other orders by other kernels,
+# then differ by a few 2^-22 of it.
+_MOST = tl.constexpr(2.0**17)
+
 
 @triton.jit(do_not_specialize=SIZES)
 def norms_kernel(
@@ -118,7 +122,10 @@ def bounds_kernel(
     MODE: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PACKED: tl.constexpr, PREC: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Anchor (the largest score), an upper bound of the state, and the level that a listed score must pass.
+    """Anchor (the largest score), an upper bound of the state, the level that a listed score must pass, and a limit.
+
+    Where float32 cannot tell scores apart that differ by 1, the limit is the factor at which it can, elsewhere inf. A
+    row has its weights at the lower of the two: keys that are the same to float32 then share theirs.
 
     A row with a score of NaN or +inf, or a factor that is negative or no finite number, has the state NaN, which makes
     its output and gradients NaN, and the level -inf, with which every block of keys lists it.
@@ -149,6 +156,11 @@ def bounds_kernel(
     factor = tl.load(FACTOR + b * fb + h * fh + (q0 + rows) * ft, mask=rows < q_len, other=0.0) * eps
     sound = (anchor < float("inf")) & (factor >= 0.0) & (factor < float("inf"))
     alive = sound & (anchor > float("-inf"))
+    # What some slots hold tells the size of scores better than their largest, which may happen to be near 0.
+    most = tl.max(tl.max(tl.where(best > float("-inf"), tl.abs(best), 0.0), 2), 1)
+    hot = alive & (most * factor > _MOST)
+    limit = tl.where(hot, tl.where(last == 0, 0.0, _MOST / tl.where(hot, most, 1.0)), float("inf"))
+    factor = tl.minimum(factor, limit)
     # The mark of a row that will be NaN: no register holds another one through the solver.
     factor = tl.where(alive, factor, tl.where(anchor == float("-inf"), 0.0, float("nan")))
     anchor = tl.where(alive, anchor, 0.0)
@@ -183,6 +195,7 @@ def bounds_kernel(
     tl.store(out, anchor, mask=rows < q_len)
     tl.store(out + plane, state, mask=rows < q_len)
     tl.store(out + 2 * plane, level, mask=rows < q_len)
+    tl.store(out + 3 * plane, limit, mask=rows < q_len)
 
 
 @triton.jit

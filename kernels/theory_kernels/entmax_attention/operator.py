@@ -34,8 +34,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return output (B, H, T, E) and what the backward shares.
 
-    That is the values averaged with the slopes as weights (empty unless ``keep``), anchor, state and level of each row
-    (3, B, H, T), and lists of keys with their lengths (:mod:`.lists`), empty without lists.
+    That is the values averaged with the slopes as weights (empty unless ``keep``), anchor, state, level and limit of
+    each row (4, B, H, T), and lists of keys with their lengths (:mod:`.lists`), empty without lists.
     """
     geometry = Geometry(layout, sequences, max_q, max_k, offset, packed, causal)
     if implementation == "triton":
@@ -60,7 +60,7 @@ def _fake_forward(
     return (
         v.new_empty(shape),
         v.new_empty(shape if keep and implementation == "triton" else (0, 0, 0, 0)),
-        q.new_empty((3 if implementation == "triton" else 2, *q.shape[:3]), dtype=rows),
+        q.new_empty((4 if implementation == "triton" else 2, *q.shape[:3]), dtype=rows),
         q.new_empty(plan.items, dtype=torch.int32),
         q.new_empty(plan.items[:2], dtype=torch.int32),
     )

@@ -92,10 +92,10 @@ def solver_step(state, low, high, total, slope, count, eps, close, MODE: tl.cons
         inside = slope * slope + count * gap
         bottom = slope + tl.where(inside > 0.0, tl.sqrt(tl.where(inside > 0.0, inside, 0.0)), slope)
         step = tl.where(bottom > 0.0, gap / tl.where(bottom > 0.0, bottom, 1.0), 2.0)
-        large = tl.abs(step) > close * state
+        large = tl.abs(step) > close * tl.abs(state)
     else:
         step = tl.where(slope > 0.0, (1.0 - total) / tl.where(slope > 0.0, slope, 1.0), 2.0)
-        large = tl.abs(step) > close * state
+        large = tl.abs(step) > close * tl.abs(state)
     new = state + step
     inside = (new > low) & (new < high)
     new = tl.where(large & (inside == 0), 0.5 * (low + high), new)
