@@ -122,7 +122,15 @@ def test_what_ends_its_workers_is_named_and_the_rest_goes_on(cluster: Cluster) -
     check_once(found, tasks)
 
 
-def test_memory_is_bounded(cluster: Cluster) -> None:
+def test_memory_is_bounded(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried again, and how often, is tested above: here it is given up after the first time."""
+    give_up = dispatch.Dispatcher.deadly
+
+    def at_once(plan: dispatch.Dispatcher, number: int) -> list[int]:
+        plan._flying[number] = replace(plan._flying[number], alone=True)
+        return give_up(plan, number)
+
+    monkeypatch.setattr(dispatch.Dispatcher, "deadly", at_once)
     assert "memory limit 953.7 MiB each" in cluster.describe()
     with pytest.raises(WorkerError, match=r"the piece of grow ended its worker.*out of memory"):
         collect(cluster, [piece("grow")])
