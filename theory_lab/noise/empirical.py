@@ -20,6 +20,7 @@ from theory_lab.errors import InputError
 from theory_lab.noise.base import Family, Law, Scale
 from theory_lab.noise.discrete import AtomLaw
 from theory_lab.outside import foreign, read_npy
+from theory_lab.parquet_pages import check_pages
 from theory_lab.streams import F64
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ def _load_parquet(path: Path, field: str) -> pd.DataFrame:
     """The columns of a Parquet file whose footer says no more than can be held: a few bytes can stand for billions."""
     import pyarrow.parquet as pq
 
+    check_pages(path)
     with pq.ParquetFile(path) as file:
         about = file.metadata
         if about.num_columns > MOST_COLUMNS:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from theory_lab.errors import InputError, StoreError
 from theory_lab.outside import defused_frame, read_json
+from theory_lab.parquet_pages import check_pages
 from theory_lab.store import provenance, require_pyarrow, rows_to_parquet, write_whole
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class ProbeFolder:
         if not file.exists():
             return None
         try:
+            check_pages(file)
             return pd.read_parquet(file)
         except Exception:  # whatever is wrong with the file, its rows can be had again
             return None

@@ -11,6 +11,7 @@ from theory_lab import __version__
 from theory_lab.errors import InputError, StoreError
 from theory_lab.noise.empirical import check_parquet_size
 from theory_lab.outside import foreign, parse_json, read_json, undefused
+from theory_lab.parquet_pages import check_pages
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -192,6 +193,7 @@ def _read_parquet(name: str, path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
+        check_pages(path)
         with pq.ParquetFile(path) as file:
             # A few bytes can stand for billions of rows: the footer is asked first.
             check_parquet_size(file.metadata, f"results: {name}", MOST_ROWS)
