@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from theory_lab.errors import InputError, StoreError
+from theory_lab.parquet_pages import check_pages
 from theory_lab.store import manifest
 from theory_lab.store.cells import (
     DAMAGE,
@@ -183,6 +184,7 @@ class Archive:
         if not path.exists():
             raise InputError("store", str(self.path), "it has no rows.parquet yet: finish its run first")
         try:
+            check_pages(path)
             return pd.read_parquet(path)
         except Exception:  # whatever pandas and pyarrow make of damaged bytes
             raise InputError("store", str(self.path), "its rows.parquet is damaged: resume its run") from None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from theory_lab.parquet_pages import check_pages
 from theory_lab.streams import cell_digest
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ KEY = b"theory_lab"
 #: More blocks than the engine gives a cell are no cell's: a file that claims them would fill the memory.
 MOST_BLOCKS = 1_000_000
 _FEW = 64
+#: Bytes of a cell file that are less than half a gigabyte however they are unpacked.
+_SMALL = 1 << 14
 
 NAMES = ("block", "trials", "total", "total_sq")
 _KINDS = {"block": "<i8", "trials": "<i8", "total": "<f8", "total_sq": "<f8"}
@@ -175,6 +178,8 @@ def decode(raw: bytes) -> tuple[BlockTable, dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
+        if len(raw) > _SMALL:
+            check_pages(raw)
         file = pq.ParquetFile(pa.BufferReader(raw))
         about = json.loads(file.schema_arrow.metadata[KEY])
         if not isinstance(about, dict):

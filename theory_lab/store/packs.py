@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from theory_lab.parquet_pages import check_pages
 from theory_lab.store.cells import (
     DAMAGE,
     FORMAT_VERSION,
@@ -234,6 +235,7 @@ class Pack:
         raw = b""
         try:
             raw = self.cells_path.read_bytes()
+            check_pages(raw)
             file = pq.ParquetFile(pa.BufferReader(raw))
             if file.schema_arrow.names != cells_schema().names or file.metadata.num_rows > PACK_CELLS:
                 raise ValueError("no table of cells")
@@ -312,6 +314,7 @@ class Pack:
         import pyarrow.parquet as pq
 
         if self._file is None:
+            check_pages(self.blocks_path)
             self._file = pq.ParquetFile(self.blocks_path)
             about = self._file.metadata
             sizes = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
