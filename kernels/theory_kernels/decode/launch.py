@@ -84,8 +84,13 @@ def _processors(device: torch.device) -> int:
 
 
 def _width(dim: int, dtype: torch.dtype) -> int:
-    """Padded head dim. Triton 3.6 reads past shared memory in some 16-bit products with narrow tiles."""
-    return padded(dim) if INTERPRETED or dtype == torch.float32 else max(64, padded(dim))
+    """Padded head dim. Triton 3.6 reads past shared memory in some 16-bit products with narrow tiles.
+
+    Products of int8, of queries of any dtype, have at least 32 terms.
+    """
+    if INTERPRETED:
+        return padded(dim)
+    return max(32 if dtype == torch.float32 else 64, padded(dim))
 
 
 def _place(paging: Paging, count: int, gathered: bool) -> int:
