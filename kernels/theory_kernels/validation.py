@@ -5,13 +5,29 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+from importlib import metadata
 
 import torch
 
 from .geometry import FLOAT_DTYPES, MAX_HEAD_DIM
 
+_LEAST_TRITON = (3, 6)
+
+
+def triton_is_usable() -> bool:
+    """Whether Triton is installed, and not older than the kernels need; torch 2.9 brings 3.5 along, which is."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        major, minor = metadata.version("triton").split(".")[:2]
+        return (int(major), int(minor)) >= _LEAST_TRITON
+    except (metadata.PackageNotFoundError, ValueError):  # a build under another name
+        return True
+
+
 # Looked up once: torch.compile cannot trace the search.
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+HAS_TRITON = triton_is_usable()
+NEEDS_TRITON = "implementation 'triton' needs triton 3.6 or later, which is not installed"
 IMPLEMENTATIONS = ("auto", "reference", "chunked", "triton")
 
 
@@ -34,7 +50,7 @@ def choose(implementation: str, q: torch.Tensor) -> str:
         return "triton" if fits else "chunked"
     if implementation == "triton":
         if not HAS_TRITON:
-            raise ValueError("implementation 'triton' needs the triton package, which is not installed")
+            raise ValueError(NEEDS_TRITON)
         if q.dtype == torch.float64:
             raise ValueError("implementation 'triton' takes float32, float16 or bfloat16, got torch.float64")
         interpreted = os.environ.get("TRITON_INTERPRET") == "1" and q.device.type == "cpu"

@@ -19,6 +19,7 @@ from theory_kernels import (
     sparse_rows,
     survivor_counts,
     threshold_attention,
+    validation,
 )
 
 X = torch.randn(1, 2, 4, 8)
@@ -172,3 +173,19 @@ def test_shapes_without_data(name: str) -> None:
 def test_operands_that_lie_apart(call, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call(torch.ones(2, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("version", "usable"), [("3.5.1", False), ("2.3.0", False), ("3.6.0", True), ("3.10.1", True), ("4.0+x", True)]
+)
+def test_a_triton_too_old_for_the_kernels_is_none(version: str, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.9 brings triton 3.5 along: everything must run without it then."""
+    monkeypatch.setattr(validation.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(validation.metadata, "version", lambda name: version)
+    assert validation.triton_is_usable() is usable
+    monkeypatch.setattr(validation, "HAS_TRITON", usable)
+    if not usable:
+        with pytest.raises(ValueError, match=r"needs triton 3\.6 or later"):
+            _call(implementation="triton")
+    monkeypatch.setattr(validation.importlib.util, "find_spec", lambda name: None)
+    assert not validation.triton_is_usable()

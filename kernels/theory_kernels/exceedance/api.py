@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..validation import HAS_TRITON
+from ..validation import HAS_TRITON, NEEDS_TRITON
 from . import laws, reference
 from .laws import Noise
 
@@ -117,7 +117,7 @@ def _form(implementation: str, device: torch.device) -> Callable[..., torch.Tens
     if implementation == "reference" or (implementation == "auto" and (device.type != "cuda" or not HAS_TRITON)):
         return reference.counts
     if not HAS_TRITON:
-        raise ValueError("implementation 'triton' needs the triton package, which is not installed")
+        raise ValueError(NEEDS_TRITON)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" and device.type == "cpu"
     if device.type != "cuda" and not interpreted:
         raise ValueError(f"implementation 'triton' needs a CUDA device, got {device}")
