@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from theory_lab.audit_data import Quantity, parse_printed
+from theory_lab.errors import InputError
 from theory_lab.figures import style
 from theory_lab.reproduce.words import BASELINE
 
@@ -80,6 +81,8 @@ def draw_panel(
     """Lines with bands. Alone, each name stands beside its last point; ``whole`` is the frame of all panels."""
     every = [float(x) for x in np.sort(frame.x.unique())]
     if options.get("xlog", True):
+        if every and every[0] <= 0:
+            raise InputError("draw.xlog", "true", f"x begins at {every[0]:g}: xlog = false is needed")
         if _powers(every):
             style.length_axis(axes, options.get("xlabel", "tokens"), every, most=6 if whole is None else 3)
         else:

@@ -92,13 +92,19 @@ def render(experiment: Experiment, frame: pd.DataFrame, provenance: str) -> dict
 
 def _block(table: pd.DataFrame, which: int) -> Block:
     """Header and rows of one block; columns without a single entry are left out."""
-    rows, columns = list(dict.fromkeys(table.row)), list(dict.fromkeys(table.column))
+    rows, columns = list(dict.fromkeys(table.row)), _columns(table)
     units = dict(zip(table.column, table.unit, strict=True))
     at = {(r["row"], r["column"]): r for r in table.to_dict("records")}
     texts = {key: (_paper, _ours, _difference)[which](record) for key, record in at.items()}
     kept = [c for c in columns if any(texts.get((r, c)) for r in rows)]
     body = [[r, *(texts.get((r, c)) or _NONE for c in kept)] for r in rows if any(texts.get((r, c)) for c in kept)]
     return ["", *(f"{c} ({units[c]})" if units[c] else c for c in kept)], body
+
+
+def _columns(table: pd.DataFrame) -> list[str]:
+    """Columns in the order of the fullest row; what it lacks comes last."""
+    fullest = max((list(part.column) for _, part in table.groupby("row", sort=False)), key=len, default=[])
+    return list(dict.fromkeys([*fullest, *table.column]))
 
 
 def _paper(record: Mapping[Any, Any]) -> str:
