@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from theory_lab.claims import Point
@@ -17,6 +19,7 @@ from theory_lab.experiments import run
 from theory_lab.settings import Budget, Settings
 from theory_lab.store import Store
 from theory_lab.studies import Piece
+from theory_lab.studies.tda import _distinct
 
 
 class Machine:
@@ -73,6 +76,25 @@ def test_a_task_far_longer_than_any_tried_is_not_scaled_like_those() -> None:
     _, expect = calibrate([*short, long, *other], 50.0, run, 1, iter(range(100)).__next__)
     assert expect(long) == pytest.approx(20.0)
     assert expect(short[0]) == pytest.approx(0.001)
+
+
+def test_a_long_task_of_one_of_two_studies_is_scaled_by_both() -> None:
+    tasks = [PieceTask(Piece.of(name, 0.1), 0) for name in ("a", "b")]
+    long = PieceTask(Piece.of("b", 20.0, k=1), 0)
+
+    def run(some: Sequence[Task | PieceTask]) -> list[TaskResult]:
+        return [TaskResult(task, (), (), 0.05 if task.piece.study == "a" else 0.2) for task in some]
+
+    _, expect = calibrate([*tasks, long], 50.0, run, 1, iter(range(100)).__next__)
+    assert expect(long) == pytest.approx(20.0 * (0.5 + 2.0) / 2)
+
+
+@pytest.mark.parametrize(("mean", "draws"), [(0.07, 30_000), (1.0, 1000), (300.0, 400), (8e5, 8)])
+def test_a_rate_study_knows_how_many_tables_it_will_make(mean: float, draws: int) -> None:
+    rng = np.random.Generator(np.random.Philox(1))
+    found = [np.unique(rng.poisson(mean, draws)).size for _ in range(200)]
+    error = np.std(found) / math.sqrt(len(found))
+    assert _distinct(mean, draws) == pytest.approx(np.mean(found), abs=6 * error + 0.02 * np.mean(found))
 
 
 def test_makespan() -> None:

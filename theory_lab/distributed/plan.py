@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import importlib
 import math
 import os
 import random
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +21,7 @@ from theory_lab.engine import PieceTask, Task, TaskResult, run_task, validate_wo
 from theory_lab.errors import InputError
 from theory_lab.runner import Runner
 from theory_lab.settings import Settings, Silent
+from theory_lab.studies import STUDIES
 
 if TYPE_CHECKING:
     from theory_lab.store import Store
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 #: Seconds that calibration takes, about; one task more may begin within them.
 CALIBRATION_SECONDS = 5.0
 #: Pieces whose own estimate is longer are not run for calibration.
-_LONG_PIECE = 1.0
+_LONG_PIECE = 2.5
 #: A task of more than this many times the estimate of the longest that was run is another matter.
 _FAR = 5.0
 #: Seconds that a result costs the process that collects them, apart from what is measured.
@@ -125,15 +129,18 @@ def plan_run(
     runner.load()
     tasks = runner.tasks()
     elsewhere = [task for task in tasks if not task.here]
-    start = 0.0
+    start = importing = 0.0
+    modules = _modules(tasks)
     if worth_a_pool(elsewhere, workers):
         # As many at a time as there will be: workers slow each other down.
         width = min(workers, validate_workers(None))
         began = time.perf_counter()
         with worker_pool(width) as pool:
+            list(pool.map(_import, [modules] * width))  # no part of what a task takes
             start = time.perf_counter() - began
             results, expect = calibrate(tasks, seconds, lambda some: list(pool.map(run_task, some)), width)
     else:
+        importing = _import(modules)
         results, expect = calibrate(tasks, seconds, lambda some: [run_task(task) for task in some])
     expected = [expect(task) for task in tasks]
     a_case = _seconds_per_case(runner, results)
@@ -142,7 +149,7 @@ def plan_run(
     left = cells + sum(isinstance(task, PieceTask) for task in tasks)
     collecting = len(tasks) * _COLLECT + cells * a_cell
     drawing = max(makespan(expected, workers), collecting) if start else sum(expected) + collecting
-    total = started + start + drawing + len(cases) * a_case
+    total = started + importing + start + drawing + len(cases) * a_case
     every, all_pieces = runner.counts()
     return Plan(
         cells=cells,
@@ -158,6 +165,21 @@ def plan_run(
         price=None if price_per_hour is None else workers * total / 3600.0 * price_per_hour,
         measured=len(results),
     )
+
+
+def _modules(tasks: Sequence[Task | PieceTask]) -> tuple[str, ...]:
+    """What the first task of some studies imports."""
+    needed = any(isinstance(task, PieceTask) and STUDIES[task.piece.study].needs_torch for task in tasks)
+    return ("torch",) if needed else ()
+
+
+def _import(names: Sequence[str]) -> float:
+    """Import modules; returns the seconds that it took."""
+    began = time.perf_counter()
+    for name in names:
+        with contextlib.suppress(ImportError):  # its tasks will say so
+            importlib.import_module(name)
+    return time.perf_counter() - began
 
 
 def _stratum(task: Task | PieceTask) -> tuple[str, ...]:
@@ -224,8 +246,8 @@ def calibrate(
         if not hungry:
             break
         turns(hungry)
-    ratios = sorted(trial.measured / trial.estimated for trial in trials.values() if trial.estimated)
-    median = ratios[len(ratios) // 2] if ratios else 1.0
+    ratios = [trial.measured / trial.estimated for trial in trials.values() if trial.estimated]
+    median = statistics.median(ratios) if ratios else 1.0
 
     def expect(task: Task | PieceTask) -> float:
         estimate, trial = max(task.seconds, 1e-9), trials.get(_stratum(task))
