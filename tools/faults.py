@@ -89,6 +89,7 @@ def main() -> int:
                     left_out,
                     reference.cells,
                     options.seed,
+                    len(records),
                 )
     finally:
         stop_cluster()
@@ -211,14 +212,16 @@ def _line(name: str, row: Mapping[str, object], seconds: str) -> str:
 
 
 def _write(
-    out: Path, records: list[Record], kinds: list[Kind], left_out: dict[str, str], cells: int, seed: int
+    out: Path, records: list[Record], kinds: list[Kind], left_out: dict[str, str], cells: int, seed: int, own: int
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with open(out / "faults.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(Record.__dataclass_fields__), lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(record) for record in records)
-    versions = {name: metadata.version(name) for name in ("pyarrow",)}
+    versions = {**provenance(), "pyarrow": metadata.version("pyarrow")}
+    if own < len(records):  # some are of an earlier run, of other code perhaps
+        del versions["commit"]
     summary = {
         "faults": len(records),
         "kinds": _sums(records, kinds),
@@ -228,7 +231,6 @@ def _write(
         "seconds": round(sum(record.seconds for record in records), 1),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        **{name: value for name, value in provenance().items() if name != "commit"},
         **versions,
     }
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

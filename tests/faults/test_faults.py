@@ -72,6 +72,7 @@ def test_table_and_records(
     assert "2 kinds" in capsys.readouterr().out
     summary = json.loads((out / "summary.json").read_text())
     assert summary["faults"] == 5
+    assert "commit" not in summary  # two runs, perhaps of different code
     assert [(kind["kind"], kind["tried"], kind["lost"]) for kind in summary["kinds"]] == [
         ("manifest", 2, 0),
         ("rows", 3, 6),
@@ -92,5 +93,6 @@ def test_the_page_states_what_was_measured() -> None:
     assert total["changed"] == records.changed.sum()
     assert f"{total['tried']} faults of {len(summary['kinds'])} kinds, with {total['sigkills']} SIGKILLs" in page
     assert f"{total['lost']} results lost, {total['changed']} changed" in page
+    assert "commit" not in summary or f"commit {summary['commit'][:7]}" in page
     for kind in summary["kinds"]:
         assert f"(`{kind['kind']}`) | " + " | ".join(str(kind[name]) for name in names) + " |" in page
