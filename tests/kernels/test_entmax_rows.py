@@ -300,7 +300,7 @@ def test_bad_input(arguments: dict, error: type[Exception], match: str) -> None:
         entmax(**{"x": torch.zeros(2, 4), **arguments})
 
 
-LARGE = [(7, 2048), (5, 4096), (3, 16384), (3, 32768), (3, 40_000), (2, 131_073), (2, 1 << 20)]
+LARGE = [(7, 2048), (5, 4096), (9, 3008), (3, 16384), (3, 32768), (3, 40_000), (2, 131_073), (2, 1 << 20)]
 
 
 @pytest.mark.gpu
@@ -321,3 +321,33 @@ def test_four_large_runs_are_bitwise_equal(device: torch.device, triton: str) ->
         for alpha in (1.5, torch.tensor([1.3], device=device)):
             first, *others = (run(x, alpha, grad, "triton") for _ in range(4))
             assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+@pytest.mark.parametrize(
+    ("dtype", "n", "size", "warps", "capacity", "ahead"),
+    [(F32, 1024, 8, 1, 16, True), (BF16, 1008, 8, 2, 64, False), (F16, 1024, 16, 4, 8, True)],
+    ids=["float32", "bfloat16", "float16"],
+)  # fmt: skip
+def test_programs_that_stay(
+    dtype: torch.dtype, n: int, size: int, warps: int, capacity: int, ahead: bool, alpha: float, device: torch.device,
+    triton: str, poisoned, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """More rows than programs, of all kinds: with few weights, with more than a list holds, masked, and no numbers."""
+    from theory_kernels.entmax_rows import launch
+
+    shape = launch.Resident(1024 // size, size, warps, capacity, 1, 0, ahead)
+    monkeypatch.setattr(launch, "whole", lambda *_: None)
+    monkeypatch.setattr(launch, "resident", lambda *_: shape)
+    monkeypatch.setattr(launch, "multiprocessors", lambda _: 3)
+    x = draw(10, n) * torch.tensor([1.0, 30.0, 0.01, 1.0, 1.0, 1.0, 1.0, 0.0, 0.3, 3.0])[:, None]
+    x[3], x[4, 5], x[5, 9], x[6, ::2] = -math.inf, math.nan, math.inf, -math.inf
+    x = x.to(dtype).to(device)
+    p = entmax(x, alpha, implementation="triton")
+    want = entmax(x.double(), alpha, implementation="reference")
+    assert bool(p[4:6].isnan().all())
+    assert not p[3].any()
+    sound = [0, 1, 2, 6, 7, 8, 9]
+    error = (p.double() - want)[sound].abs().amax(-1) / want[sound].amax(-1)
+    # Half a unit of the dtype for the weight, and for float32 a few for the threshold that a weight comes from.
+    assert float(error.max()) <= 0.5 * torch.finfo(dtype).eps + 4.0 * torch.finfo(F32).eps

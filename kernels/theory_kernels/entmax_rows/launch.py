@@ -106,8 +106,14 @@ def _sized(block: int, pieces: int, parts: int, warps: int, join: int, power: in
 
 
 def resident(n: int, group: int, power: int) -> Resident | None:
-    """The programs that stay for rows of ``n`` scores, of which ``group`` are loaded at once; None for none."""
-    return None
+    """The programs that stay for rows of ``n`` scores, of which ``group`` are loaded at once; None for none.
+
+    4096 rows of 4096 in bf16 on an H200: 0.026 ms, streamed 0.030, in registers 0.029. In float32 they take 0.045 to
+    0.048, registers 0.036.
+    """
+    if INTERPRETED or power == 0 or group != 8 or not 2048 < n <= 4096:
+        return None
+    return Resident(width=512, size=8, warps=2, capacity=64, programs=16, registers=64, ahead=False)
 
 
 def parts(n: int) -> Shape:
@@ -125,7 +131,7 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float,
     kind: dict[str, object] = {
         "POWER": power, "STEEP": power == 0 and high > 2.0, "PLAIN": low >= 1.1, "MOST": _MOST, "UPCAST": INTERPRETED
     }  # fmt: skip
-    shape = whole(n, power, _IN_REGISTERS)
+    shape = whole(n, power, 4096 if power and x.dtype == torch.float32 and aligned(x) else _IN_REGISTERS)
     if shape is not None:
         rows_forward[(triton.cdiv(rows, shape.rows),)](
             x, p, steps, rows, n, x.stride(0), stride, BLOCK=shape.block, R=shape.rows, GROUP=group(x), **kind,
@@ -133,7 +139,7 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float,
         )  # fmt: skip
         return p
     each = group(x) if aligned(x) else 1
-    stay = resident(n, each, power) if power and each > 1 and x.storage_offset() % 2 == 0 else None
+    stay = resident(n, each, power) if each > 1 and x.storage_offset() % 2 == 0 else None
     if stay is not None:
         return _resident(x, p, power, stay)
     long = stream(n, each, power)

@@ -37,6 +37,30 @@ def scores_of(words, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _higher_halves(a, b):
+    """The larger ones of two pairs of bfloat16 in int32, NaN where one is."""
+    return tl.inline_asm_elementwise(
+        "max.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
+    )  # fmt: skip
+
+
+@triton.jit
+def group_tops(words, DTYPE: tl.constexpr, PIECES: tl.constexpr, W: tl.constexpr, UPCAST: tl.constexpr):
+    """Maxima of the groups of a row, NaN or inf where one is, from its words; a group lies in one thread."""
+    WIDTH: tl.constexpr = words.shape[0] // (PIECES * W)
+    if tl.bfloat16 == DTYPE and not UPCAST:
+        best = tl.reduce(tl.reshape(words, [PIECES * WIDTH, W]), 1, _higher_halves)
+        if PIECES > 1:
+            best = tl.reduce(tl.reshape(best, [PIECES, WIDTH]), 0, _higher_halves)
+        return _maxima(scores_of(tl.reshape(best, [WIDTH, 1]), DTYPE), UPCAST)
+    else:
+        best = _maxima(scores_of(tl.reshape(words, [PIECES * WIDTH, W]), DTYPE), UPCAST)
+        if PIECES > 1:
+            best = _maxima(tl.trans(tl.reshape(best, [PIECES, WIDTH])), UPCAST)
+        return best
+
+
+@triton.jit
 def _maxima(z, UPCAST: tl.constexpr):
     """Maxima of the last dimension, NaN or inf where one is."""
     if UPCAST:
@@ -74,9 +98,7 @@ def resident_forward(
     group = tl.ravel(tl.trans(tl.reshape(tl.arange(0, WIDTH), [WIDTH // THREADS, THREADS])))
     while row < ROWS:
         at = row.to(tl.int64)
-        tops = _maxima(scores_of(tl.reshape(words, [PIECES * WIDTH, W]), DTYPE), UPCAST)
-        if PIECES > 1:
-            tops = _maxima(tl.trans(tl.reshape(tops, [PIECES, WIDTH])), UPCAST)
+        tops = group_tops(words, DTYPE, PIECES, W, UPCAST)
         out = P + at * N
         span = tl.arange(0, SPAN)
         if FULL:

@@ -21,6 +21,10 @@ from ..primitives import INTERPRETED, fast_log2, narrow
 
 # How closely a bound on the threshold is solved, relative to it: what it lets in is a few scores.
 _COARSE = tl.constexpr(2.0**-10)
+# The same for the step of alpha = 1.5 after which it ends: what is left then is of the order of its square.
+_LAST = tl.constexpr(2.0**-5)
+# What may be left of b, relative to it, when the last step has been taken.
+_LEFT = tl.constexpr(3e-8)
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
 
@@ -63,7 +67,9 @@ def closed_step(total, first, POWER: tl.constexpr):
     if POWER == 1:
         step = (total - 1.0) / tl.where(first > 0.0, first, 1.0)
     else:
-        step = (total - tl.sqrt_rn(total)) / tl.where(first > 0.0, first, 1.0)
+        # total - sqrt(total), without what cancels there: an approximate root is enough.
+        root = tl.sqrt(total)
+        step = root * (total - 1.0) / (tl.where(first > 0.0, first, 1.0) * (root + 1.0))
     return tl.where(first > 0.0, step, 0.0)
 
 
@@ -91,15 +97,30 @@ def closed_sums(base, POWER: tl.constexpr):
 
 
 @triton.jit
-def solve_closed(d, b, POWER: tl.constexpr, MOST: tl.constexpr, SMALL: tl.constexpr):
-    """b (R,) from which ``step`` (R,), at most SMALL b, is left; neither passes the solution, but for rounding."""
+def step_is_large(step, first, b, size, POWER: tl.constexpr):
+    """Whether more than rounding is left of b after the step of rows with at most ``size`` scores.
+
+    The norm's second derivative is at most size (alpha = 1.5), so that Newton leaves size step^2 / (2 G).
+    """
+    if POWER == 1:
+        return step > 4.8e-7 * b
+    else:
+        return step * step * (0.5 * size) > _LEFT * b * first
+
+
+@triton.jit
+def solve_closed(d, b, size, POWER: tl.constexpr, MOST: tl.constexpr, COARSE: tl.constexpr):
+    """b (R,) from which ``step`` (R,) is left; neither passes the solution, but for rounding."""
     step = tl.zeros_like(b)
     going, count = 1, 0
     while (going > 0) & (count < MOST):
         b -= step
         total, first = closed_sums(tl.maximum(b[:, None] + d, 0.0), POWER)
         step = closed_step(total, first, POWER)
-        going = tl.max((step > SMALL * b).to(tl.int32), 0)
+        large = step > (_COARSE if POWER == 1 else _LAST) * b
+        if not COARSE:
+            large = step_is_large(step, first, b, size, POWER)
+        going = tl.max(large.to(tl.int32), 0)
         count += 1
     return b, step
 
@@ -201,8 +222,8 @@ def group_tops(z, GROUP: tl.constexpr, UPCAST: tl.constexpr):
 
 @triton.jit
 def solve_some_closed(tops, top, POWER: tl.constexpr, MOST: tl.constexpr):
-    """b of a few scores of each row (R, groups), to 2^-10: never below that of the whole row."""
-    b, step = solve_closed((tops - top[:, None]) * (1.0 / POWER), tl.zeros_like(top) + 1.0, POWER, MOST, _COARSE)
+    """b of a few scores of each row (R, groups), to about 2^-10: never below that of the whole row."""
+    b, step = solve_closed((tops - top[:, None]) * (1.0 / POWER), tl.zeros_like(top) + 1.0, 0, POWER, MOST, True)
     return b - step
 
 
@@ -228,7 +249,7 @@ def weights_below(
         return bracketed_weights(u, lam, low, high, eps, STEEP, PLAIN, UPCAST)
     else:
         d = u * (1.0 / POWER)
-        b, step = solve_closed(d, start, POWER, MOST, 4.8e-7)
+        b, step = solve_closed(d, start, d.shape[1], POWER, MOST, False)
         # Where digits cancel, b + d is exact, so the step that is left comes after it.
         base = tl.maximum((b[:, None] + d) - step[:, None], 0.0)
         return base if POWER == 1 else base * base

@@ -29,6 +29,7 @@ from .triton_rows import (
     share_between,
     solve_some_closed,
     solve_some_general,
+    step_is_large,
     weights_below,
 )
 
@@ -107,7 +108,7 @@ def flat_row(
             going = tl.max((done == 0).to(tl.int32), 0)
         else:
             step = closed_step(total, slope, POWER)
-            going = tl.max((step > 4.8e-7 * b).to(tl.int32), 0)
+            going = tl.max(step_is_large(step, slope, b, N.to(tl.float32), POWER).to(tl.int32), 0)
         count += 1
     share = tl.zeros_like(top)
     if STEEP:
