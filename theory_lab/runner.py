@@ -260,6 +260,7 @@ class Runner:
 
     def rows(self, finished_only: bool = False) -> pd.DataFrame:
         """One row a case and a finding; only those of finished cells if asked."""
+        import numpy as np
         import pandas as pd
 
         from theory_lab.catalog import CATALOG
@@ -281,12 +282,13 @@ class Runner:
         ]
         order = {name: index for index, name in enumerate(CATALOG)}
         rows.sort(key=lambda row: order[row["claim"]])
-        frame = pd.DataFrame(rows, columns=list(COLUMNS))
+        columns: dict[str, Any] = {name: [row.get(name, math.nan) for row in rows] for name in COLUMNS}
+        # With their types from the start: each column that is set or converted later costs as much as a small cell.
         for name in _FLOATS:
-            frame[name] = frame[name].astype(float)
+            columns[name] = np.array(columns[name], dtype=float)
         for name in ("length", "head_dim"):
-            frame[name] = frame[name].astype("Int64")
-        return frame
+            columns[name] = pd.array(columns[name], dtype="Int64")
+        return pd.DataFrame(columns)
 
     def _finding_test(self, finding: Finding) -> Test:
         bound = finding.bound * self._settings.bound_scale

@@ -64,19 +64,20 @@ class CountTable:
         lanes = np.arange(1 << 16, dtype=np.float64) * 2.0**-16
         low = np.searchsorted(self._cdf, lanes, side="right")
         high = np.searchsorted(self._cdf, lanes + 2.0**-16 * (1 - 2.0**-37), side="right")
-        self._guide = np.minimum(low, len(self._cdf) - 1).astype(np.int32)
-        self._clear = low == high
+        guide = np.minimum(low, len(self._cdf) - 1)
+        # Negative where the next bits decide: one look-up says both.
+        self._guide = np.where(low == high, guide, ~guide).astype(np.int32)
 
     def draw(self, counts: Stream, ties: Stream, rows: int) -> I64:
         """Draw ``rows`` counts, shape (rows,)."""
         lanes = counts.lanes16(rows)
-        drawn = self._guide[lanes].astype(np.int64)
-        unclear = np.flatnonzero(~self._clear[lanes])
+        drawn = self._guide.take(lanes.astype(np.intp), mode="clip")  # every lane is within; clipping skips a check
+        unclear = np.flatnonzero(drawn < 0)
         if unclear.size:
             rest = open_uniform(ties.words(unclear.size))
             u = (lanes[unclear] + rest) * 2.0**-16
             drawn[unclear] = np.minimum(np.searchsorted(self._cdf, u, side="right"), len(self._cdf) - 1)
-        return drawn + self.first
+        return drawn.astype(np.int64) + self.first
 
 
 @lru_cache(maxsize=64)
