@@ -27,13 +27,13 @@ SHAPES = [(tokens, *heads) for heads in ((16, 16, 128), (12, 12, 64), (32, 8, 12
 # (alpha, what queries are multiplied with): 29 keys have weight at the first, all of them at a scale near 0.
 SCORES = [(1.5, 1.0), (1.5, 0.05), (1.5, 0.002), (1.25, 0.05), (2.0, 0.002)]
 # Launch options of the package that a variant replaces.
-VARIANTS: dict[str, dict[str, int]] = {
+VARIANTS: dict[str, dict[str, object]] = {
     "as shipped": {},
     "one program a row, 1 stage": {"SPLIT_FROM": 1 << 30, "VALUE_STAGES": 1},
     "one program a row, 3 stages": {"SPLIT_FROM": 1 << 30, "VALUE_STAGES": 3},
     "several, 1 stage": {"SPLIT_FROM": 1, "VALUE_STAGES": 1},
-    "several, 3 stages": {"SPLIT_FROM": 1, "VALUE_STAGES": 3},
-    "several, 3 stages, 5 turns": {"SPLIT_FROM": 1, "VALUE_STAGES": 3, "TURNS": 5},
+    "several, 3 turns": {"SPLIT_FROM": 1, "TURNS": (3, 3, 3)},
+    "several, 5 turns": {"SPLIT_FROM": 1, "TURNS": (5, 5, 5)},
 }
 
 

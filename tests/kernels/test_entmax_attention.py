@@ -384,7 +384,7 @@ def test_few_rows_by_several_programs(
     """Flat rows, where every tile counts, and others; solved in the turns there are, or finished by one program."""
     from theory_kernels.entmax_attention import launch
 
-    for name, value in (("SPLIT_FROM", 1), ("ALONE", 1), ("TURNS", turns)):
+    for name, value in (("SPLIT_FROM", 1), ("ALONE", 1), ("TURNS", (turns,) * 3)):
         monkeypatch.setattr(launch, name, value)
     _assert_few_rows(
         Case(t=2, s=50, heads=1, alpha=alpha, scale=scale, options={"lengths": [49], "query_offset": 47}), device

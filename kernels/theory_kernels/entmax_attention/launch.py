@@ -15,8 +15,8 @@ from .plan import BLOCK, FEW_ROWS, PAD, Plan, room
 # How often the forward looks for the threshold anew when the weights, once summed, miss 1 by more than rounding.
 TRIES = 3
 # Decoding: from so many tiles of keys on, rows of more than ALONE tiles with a possible weight are solved by several
-# programs each, in TURNS launches; what is left after those, one program does.
-SPLIT_FROM, ALONE, TURNS = 1024, 64, 3
+# programs each, in TURNS launches (any alpha, 1.5, 2); what is left after those, one program does.
+SPLIT_FROM, ALONE, TURNS = 1024, 64, (5, 3, 3)
 # Values of so many tiles are on their way at once.
 VALUE_STAGES = 3
 
@@ -224,7 +224,8 @@ def _few_rows(call: _Call, mode: int) -> torch.Tensor:
     )  # fmt: skip
     flags = {"MODE": mode, "RAGGED": call.ragged, "PACKED": call.geometry.packed, "BN": keys}
     split = tiles >= SPLIT_FROM
-    rows = torch.empty((4 * TURNS + 1 if split else 2, len(counts)), dtype=torch.float32, device=device)
+    turns = TURNS[mode]
+    rows = torch.empty((4 * turns + 1 if split else 2, len(counts)), dtype=torch.float32, device=device)
     place = (layout, n, h, max_q, max_k, offset, tiles, rows.shape[1], ALONE)
     threshold_kernel[(len(counts),)](
         scores, maxima, call.factor, call.eps, found, rows, counts, *place, *call.factor.stride(),
@@ -232,12 +233,12 @@ def _few_rows(call: _Call, mode: int) -> torch.Tensor:
     )  # fmt: skip
     if split:
         shares = max(2, min(64, cdiv(tiles, CHUNK), cdiv(1056, len(counts))))
-        sums = torch.empty((3 * TURNS, len(counts), shares), dtype=torch.float32, device=device)
+        sums = torch.empty((3 * turns, len(counts), shares), dtype=torch.float32, device=device)
         steps = (scores, call.factor, call.eps, found, rows, counts, sums, *place)
         fixed = {"CHUNK": CHUNK, "PARTS": power_of_two(shares), **flags, "num_warps": 8}
-        for turn in range(1, TURNS + 1):
+        for turn in range(1, turns + 1):
             sums_kernel[(len(counts) * shares,)](*steps, turn, shares, *call.factor.stride(), **fixed)
-        finish_kernel[(len(counts),)](*steps, TURNS + 1, shares, *call.factor.stride(), **fixed)
+        finish_kernel[(len(counts),)](*steps, turns + 1, shares, *call.factor.stride(), **fixed)
     # Rows of many tiles want more programs, those of few have none to give them.
     shares = min(tiles, max(16, cdiv(1056, len(counts)) if split else 0))
     parts = torch.empty((shares, len(counts), call.e), dtype=torch.float32, device=device)
