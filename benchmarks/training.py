@@ -16,6 +16,7 @@ import contextlib
 import csv
 import json
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -72,7 +73,11 @@ def make_corpus(folder: Path, vocabulary: int, tokens: int) -> None:
 
 
 def sdpa(name: str) -> contextlib.AbstractContextManager[Any]:
-    """PyTorch's own choice of a softmax kernel, or one of them."""
+    """PyTorch's own choice of a softmax kernel, or one of them.
+
+    The compiler's cache does not know of the choice: each has a cache of its own.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"theory-lab-inductor-{name}")
     if name == "default":
         return contextlib.nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
