@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -189,41 +190,26 @@ def test_failed_write_removes_its_temporary_file(tmp_path: Path, monkeypatch: py
     assert list((tmp_path / "r" / "cells").iterdir()) == []
 
 
-LENGTHS = [2 * 4**k for k in range(10)] + [2**20]
-NOISE = ["gaussian", "spherical", "uniform", "two-point", "student-t(3)"]
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, Path]:
-    """A run that nobody kills, and its folder."""
-    out = tmp_path_factory.mktemp("whole") / "fresh"
-    return theory_lab.check(["tda-4.3", "tda-4.6"], noise=NOISE, length=LENGTHS, out=out), out
-
-
-@pytest.mark.parametrize("moment", [0.7])
-def test_killed_run_resumes_bit_for_bit(tmp_path: Path, whole_run: tuple[pd.DataFrame, Path], moment: float) -> None:
-    fresh, folder = whole_run
-    noise = [word for name in NOISE for word in ("--noise", name)]
-    words = ["check", "tda-4.3", "tda-4.6", *noise, "--length", "2:2^20:x4", "--out", "r"]
-    command = [sys.executable, "-m", "theory_lab.main", *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(theory_lab.__file__).parent.parent)}
+def test_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """Killed between its cells; killed anywhere, and with worker processes: see tests/faults."""
+    noise, lengths = ["gaussian", "two-point", "student-t(3)"], [2 * 4**k for k in range(10)]
+    asked: dict[str, Any] = {"claims": ["tda-4.3", "tda-4.6"], "noise": noise, "length": lengths, "workers": 1}
+    fresh = theory_lab.check(**asked, out=tmp_path / "fresh")
+    words = [word for name in noise for word in ("--noise", name)]
     process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+        [sys.executable, "-m", "theory_lab.main", "check", "tda-4.3", "tda-4.6", *words,
+         "--length", ",".join(map(str, lengths)), "--workers", "1", "--out", "r"],
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(Path(theory_lab.__file__).parent.parent)},
+    )  # fmt: skip
     deadline = time.monotonic() + 60
-    while not (tmp_path / "r" / "manifest.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert (tmp_path / "r" / "manifest.json").exists()
-    time.sleep(moment)
+    while len(list(tmp_path.glob("r/cells/*.parquet"))) < 5 and time.monotonic() < deadline:
+        time.sleep(0.005)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    same(theory_lab.check(["tda-4.3", "tda-4.6"], noise=NOISE, length=LENGTHS, out=tmp_path / "r", resume=True), fresh)
-    for path in (folder / "cells").glob("*.parquet"):
+    assert process.wait() == -signal.SIGKILL
+    assert len(list(tmp_path.glob("r/cells/*.parquet"))) >= 5
+    same(theory_lab.check(**asked, out=tmp_path / "r", resume=True), fresh)
+    for path in tmp_path.glob("fresh/cells/*.parquet"):
         assert (tmp_path / "r" / "cells" / path.name).read_bytes() == path.read_bytes()
 
 
