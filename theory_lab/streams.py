@@ -55,8 +55,17 @@ def cell_digest(identity: Mapping[str, Any], seed: int) -> str:
     seed : int
         The run's seed.
     """
-    text = _ENCODER.encode([STREAM_VERSION, seed, dict(identity)])
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return text_digest(encoded(dict(identity)), seed)
+
+
+def encoded(value: object) -> str:
+    """JSON as it enters names: keys sorted, no spaces."""
+    return _ENCODER.encode(value)
+
+
+def text_digest(identity: str, seed: int) -> str:
+    """The same of an identity that is encoded already."""
+    return hashlib.blake2b(f"[{STREAM_VERSION},{seed},{identity}]".encode(), digest_size=16).hexdigest()
 
 
 class Stream:

@@ -245,3 +245,21 @@ def test_pooling_ignores_order() -> None:
     cell = Cell("survivors", Point("gaussian", 10), "tail", 0)
     blocks = [BlockSum(b, 5, 0.1 * b, 0.01 * b) for b in range(6)]
     assert SAMPLERS["tail"].pool(cell, blocks) == SAMPLERS["tail"].pool(cell, blocks[::-1])
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        Point("gaussian", 1000, kappa=1.3),
+        Point("student-t:3", 2, head_dim=7, kappa=1, beta=0, sigma=1e-7, rho=-0.5, key_rho=0.25),
+        Point("any", 1 << 40, kappa=1e22, beta=1e-300),
+        Point("gaussian", 10, kappa=np.float64(2.5)),
+    ],
+)
+def test_a_cell_is_named_by_its_identity(point: Point, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the text of the name is made; and whatever the name of the noise holds."""
+    for noise in (point.noise_identity, '50%, "raw"\n%r'):
+        monkeypatch.setattr(Point, "noise_identity", noise)
+        cell = Cell("survivors", point, "tail", 7)
+        assert cell.digest == cell_digest(cell.identity(), 7)
+        assert cell.identity()["noise"] == noise

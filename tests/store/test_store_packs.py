@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from theory_lab.claims import Point
@@ -87,6 +90,31 @@ def test_a_packed_cell_is_extended(full: Path) -> None:
     compact(full)
     assert Store(full, resume=True).load(cell(3))[0] == longer
     assert len(list((full / "packs").iterdir())) == 3
+
+
+def test_what_is_said_of_cells_may_be_damaged_under_a_seal_that_agrees(full: Path) -> None:
+    """Sums and names are there; what cannot be read any more is one damage, and the cells are drawn again."""
+    compact(full)
+    (path,) = (full / "packs").glob("*.cells.parquet")
+    metadata = pq.ParquetFile(path).metadata
+    (column,) = [i for i in range(metadata.num_columns) if metadata.schema.column(i).name == "about"]
+    chunk = metadata.row_group(0).column(column)
+    raw = bytearray(path.read_bytes())
+    end = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size
+    raw[end - 40 : end] = bytes(40)
+    path.write_bytes(raw)
+    seal = path.with_name(path.name.replace(".cells.parquet", ".json"))
+    about = json.loads(seal.read_text())
+    about["cells"]["blake2b"] = hashlib.blake2b(raw, digest_size=16).hexdigest()
+    seal.write_text(json.dumps(about))
+    store = Store(full, resume=True)
+    assert store.pooled(cell(3), 21) == BlockSum(0, 21, *_sums(drawn(3)))
+    blocks, said = store.load(cell(3))
+    assert blocks == []
+    assert said is not None
+    table, damaged = Archive(full).table()
+    assert len(table) == 0
+    assert [found.what for found in damaged] == [f"{path.name} is damaged"]
 
 
 def _sums(blocks: list[BlockSum]) -> tuple[float, float]:

@@ -105,10 +105,12 @@ class Point:
 
     def identity(self) -> dict[str, Any]:
         """What fixes the draws: every field, the noise by content."""
-        said = {name: getattr(self, name) for name in _FIELDS}
-        if self.noise != ANY_LAW:
-            said["noise"] = self.family.identity
-        return said
+        return {**{name: getattr(self, name) for name in _FIELDS}, "noise": self.noise_identity}
+
+    @property
+    def noise_identity(self) -> str:
+        """What fixes the draws of the noise: its family by content."""
+        return self.noise if self.noise == ANY_LAW else self.family.identity
 
 
 _FIELDS = tuple(field.name for field in fields(Point))

@@ -162,7 +162,12 @@ class Archive:
                 continue
             except DamagedError as error:
                 damaged.append(Damage(f"cells/{file.name}", str(error), file))
-        parts = [pa.Table.from_pylist(rows, schema=cells_schema()), *(pack.table for pack in self.packs)]
+        parts = [pa.Table.from_pylist(rows, schema=cells_schema())]
+        for pack in self.packs:
+            try:
+                parts.append(pack.table)
+            except DamagedError as error:
+                damaged.append(Damage(f"packs/{pack.id}", str(error), pack.cells_path))
         damaged += [Damage(f"packs/{p.id}", p.damage, p.cells_path) for p in self.packs if p.damage]
         whole = pa.concat_tables(parts)
         if len(whole) and pc.count_distinct(whole.column("cell")).as_py() < len(whole):

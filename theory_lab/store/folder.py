@@ -266,11 +266,8 @@ class Store:
                 # A cell's blocks are of one size, of which `step` is; a last one that is cut short makes up the rest.
                 if found.step and found.trials == trials:
                     return BlockSum(0, trials, found.total, found.total_sq)
-        for pack, row in self._packs.find(digest):
-            sums = pack.pooled(row, trials)
-            if sums is not None:
-                return BlockSum(0, trials, *sums)
-        return None
+        sums = self._packs.pooled(digest, trials)
+        return None if sums is None else BlockSum(0, trials, *sums)
 
     def save_piece(self, piece: Piece, seed: int, findings: Sequence[Finding], seconds: float) -> None:
         """Write the findings of a study's piece; StoreError as for :meth:`save`."""

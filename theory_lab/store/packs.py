@@ -16,9 +16,10 @@ import contextlib
 import hashlib
 import json
 import os
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from itertools import repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -226,9 +227,15 @@ class Pack:
         self._file: Any = None
         self._starts: Any = None
         self._groups: OrderedDict[int, dict[str, Any]] = OrderedDict()
-        self._read_table()
+        self._cells: Any = None
+        self._read: dict[str, Any] = {}
+        self._arrays: dict[str, Any] = {}
+        self._kinds: list[str] | None = None
+        self.names: list[str] = []
+        self._open()
 
-    def _read_table(self) -> None:
+    def _open(self) -> None:
+        """Read the names, and everything of a pack whose seal does not vouch for the rest."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -236,15 +243,11 @@ class Pack:
         try:
             raw = self.cells_path.read_bytes()
             check_pages(raw)
-            file = pq.ParquetFile(pa.BufferReader(raw))
-            if file.schema_arrow.names != cells_schema().names or file.metadata.num_rows > PACK_CELLS:
+            self._cells = pq.ParquetFile(pa.BufferReader(raw))
+            if self._cells.schema_arrow.names != cells_schema().names or self._cells.metadata.num_rows > PACK_CELLS:
                 raise ValueError("no table of cells")
-            table = file.read()
         except (pa.ArrowException, *DAMAGE):
-            table = cells_schema().empty_table()
             self.damage = f"{self.cells_path.name} is damaged"
-        self.table = table
-        self.names: list[str] = table.column("cell").to_pylist()
         try:
             self.seal = json.loads(self.seal_path.read_bytes())
             mine = self.seal["cells"]["blake2b"]
@@ -254,47 +257,68 @@ class Pack:
         except DAMAGE:
             self.sealed, self.seal = False, {}
             self.damage = self.damage or f"{self.seal_path.name} is missing or damaged"
-        self._columns: dict[str, Any] = {}
-        self._lists: list[list[Any]] | None = None
-        self._kinds: list[str] | None = None
+        try:
+            for name in ("cell",) if self.sealed else cells_schema().names:
+                self.of_all(name)
+        except DamagedError as error:
+            self.sealed, self.damage = False, str(error)
+            empty = cells_schema().empty_table()
+            self._read = {name: empty.column(name) for name in empty.column_names}
+        self.names = self.of_all("cell").to_pylist()
+
+    def of_all(self, name: str) -> Any:
+        """A column of the table of cells, read when it is first asked for; DamagedError if it cannot be.
+
+        What a resumed run needs is a small part of the table: what is said about each cell is most of it.
+        """
+        if name not in self._read:
+            import pyarrow as pa
+
+            try:
+                self._read[name] = self._cells.read(columns=[name], use_threads=False).column(0)
+            except (pa.ArrowException, AttributeError, *DAMAGE):
+                raise DamagedError(f"{self.cells_path.name} is damaged") from None
+        return self._read[name]
+
+    @property
+    def table(self) -> Any:
+        """The table of cells; DamagedError if it cannot be read."""
+        import pyarrow as pa
+
+        return pa.Table.from_arrays([self.of_all(name) for name in cells_schema().names], schema=cells_schema())
 
     def column(self, name: str) -> Any:
         """A column of numbers of the table of cells, as an array; missing ones are 0."""
-        if name not in self._columns:
-            found = self.table.column(name).to_numpy()
-            self._columns[name] = np.nan_to_num(found) if found.dtype.kind == "f" else found
-        return self._columns[name]
+        if name not in self._arrays:
+            found = self.of_all(name).to_numpy()
+            self._arrays[name] = np.nan_to_num(found) if found.dtype.kind == "f" else found
+        return self._arrays[name]
 
     def is_cell(self, row: int) -> bool:
         """Whether a row is a cell, and no piece."""
         if self._kinds is None:
-            self._kinds = self.table.column("kind").to_pylist()
+            self._kinds = self.of_all("kind").to_pylist()
         return self._kinds[row] == "cell"
 
     def summary(self, row: int) -> Summary:
         """A cell's sums; to be believed if the pack is sealed."""
-        return Summary(*(values[row] for values in self._sums()))
+        return Summary(*(self.of_all(name)[row].as_py() for name in _SUMS))
 
-    def pooled(self, row: int, trials: int) -> tuple[float, float] | None:
-        """A cell's sums, if its blocks are those of a run of ``trials`` trials and the pack is sealed."""
-        _, have, step, total, total_sq = self._sums()
-        if not self.sealed or have[row] != trials or not step[row]:
-            return None
-        return total[row], total_sq[row]
-
-    def _sums(self) -> list[list[Any]]:
-        if self._lists is None:
-            self._lists = [self.table.column(name).to_pylist() for name in _SUMS]
-        return self._lists
+    def totals(self) -> list[list[Any]]:
+        """Trials of every cell that may be taken as a whole, 0 for the others; and their sums."""
+        trials, step, total, total_sq = (self.of_all(name).to_pylist() for name in _SUMS[1:])
+        if not self.sealed:
+            trials = [0] * len(trials)
+        return [[have if size else 0 for have, size in zip(trials, step, strict=True)], total, total_sq]
 
     def about(self, row: int) -> dict[str, Any]:
         """What is said about a cell."""
-        return dict(json.loads(self.table.column("about")[row].as_py()))
+        return dict(json.loads(self.of_all("about")[row].as_py()))
 
     def findings(self, row: int) -> dict[str, Any]:
         """A piece's findings whose checksum agrees; DamagedError otherwise."""
         digest = self.names[row]
-        return check_findings(f"{digest} in pack {self.id}", digest, self.table.column("findings")[row].as_py() or "")
+        return check_findings(f"{digest} in pack {self.id}", digest, self.of_all("findings")[row].as_py() or "")
 
     def read(self, row: int) -> tuple[BlockTable, dict[str, Any]]:
         """A cell whose checksum agrees; DamagedError otherwise."""
@@ -350,9 +374,12 @@ class Packs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._known: dict[str, Pack] = {}
-        self._first: dict[str, tuple[Pack, int]] | None = None
+        #: Of each cell, its place among those of all packs, one after the other; and where each pack begins.
+        self._first: dict[str, int] | None = None
+        self._starts: list[int] = []
         #: Cells that lie in several packs.
         self._others: dict[str, list[tuple[Pack, int]]] = {}
+        self._totals: list[list[Any]] | None = None
 
     def refresh(self) -> None:
         """Look for packs that appeared or went."""
@@ -360,7 +387,7 @@ class Packs:
         if names == self._known.keys():
             return
         self._known = {name: self._known.get(name) or Pack(self.folder, name) for name in sorted(names)}
-        self._first = None
+        self._first = self._totals = None
 
     def __iter__(self) -> Iterator[Pack]:
         return iter(self._known.values())
@@ -370,28 +397,51 @@ class Packs:
 
     def find(self, digest: str) -> list[tuple[Pack, int]]:
         """Where a cell or piece lies: pairs of pack and row, most trials first."""
-        if self._first is None:
-            self._index()
-        assert self._first is not None
-        if digest in self._others:
-            return self._others[digest]
-        place = self._first.get(digest)
-        return [] if place is None else [place]
+        place = self._index().get(digest)
+        if place is None:
+            return []
+        return self._others.get(digest) or [self._at(place)]
 
-    def _index(self) -> None:
-        first: dict[str, tuple[Pack, int]] = {}
-        self._others = {}
-        for pack in self:
-            places = zip(repeat(pack), range(len(pack.names)), strict=False)
-            if first.keys().isdisjoint(pack.names):  # as nearly always
-                first.update(zip(pack.names, places, strict=True))
-                continue
-            for name, place in zip(pack.names, places, strict=True):
-                if first.setdefault(name, place) != place:
-                    self._others.setdefault(name, [first[name]]).append(place)
-        for found in self._others.values():
-            found.sort(key=lambda place: -place[0].column("trials")[place[1]])
-        self._first = first
+    def pooled(self, digest: str, trials: int) -> tuple[float, float] | None:
+        """Sums of a cell whose blocks, in one sealed pack, are those of a run of ``trials`` trials."""
+        place = self._index().get(digest)
+        if place is None:
+            return None
+        if self._totals is None:
+            parts = [pack.totals() for pack in self]
+            self._totals = [list(chain.from_iterable(part[i] for part in parts)) for i in range(3)]
+        have, total, total_sq = self._totals
+        if have[place] == trials and trials:
+            return total[place], total_sq[place]
+        for pack, row in self._others.get(digest, ()):
+            other = self._starts[list(self).index(pack)] + row
+            if have[other] == trials and trials:
+                return total[other], total_sq[other]
+        return None
+
+    def _at(self, place: int) -> tuple[Pack, int]:
+        number = bisect_right(self._starts, place) - 1
+        return list(self)[number], place - self._starts[number]
+
+    def _index(self) -> dict[str, int]:
+        if self._first is None:
+            first: dict[str, int] = {}
+            self._starts, self._others = [], {}
+            start = 0
+            for pack in self:
+                self._starts.append(start)
+                start += len(pack.names)
+                places = range(start - len(pack.names), start)
+                if first.keys().isdisjoint(pack.names):  # as nearly always
+                    first.update(zip(pack.names, places, strict=True))
+                    continue
+                for name, place in zip(pack.names, places, strict=True):
+                    if first.setdefault(name, place) != place:
+                        self._others.setdefault(name, [self._at(first[name])]).append(self._at(place))
+            for found in self._others.values():
+                found.sort(key=lambda pair: -pair[0].column("trials")[pair[1]])
+            self._first = first
+        return self._first
 
     def names(self) -> set[str]:
         """Names of all cells and pieces."""
