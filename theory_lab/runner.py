@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from theory_lab import __version__
@@ -36,6 +36,7 @@ class Work:
     pending: int = 0
     saved: bool = True
     pooled: bool = False  # the store had it whole: its blocks are one
+    _sample: tuple[list[BlockSum], Sample] | None = None
 
     @property
     def trials(self) -> int:
@@ -44,7 +45,14 @@ class Work:
 
     def sample(self) -> Sample:
         """The pooled observations."""
-        return sampler(self.cell).pool(self.cell, self.blocks)
+        if self._sample is None or self._sample[0] is not self.blocks:  # which is replaced, never changed
+            self._sample = self.blocks, sampler(self.cell).pool(self.cell, self.blocks)
+        return self._sample[1]
+
+    @cached_property
+    def random(self) -> bool:
+        """Whether there is anything to draw."""
+        return sampler(self.cell).empty_sample(self.cell).model != "certain"
 
 
 #: Columns of a row, in order.
@@ -237,7 +245,7 @@ class Runner:
 
     def _is_random(self, case: Case) -> bool:
         cell = case.cell(self._settings.seed)
-        return cell is not None and sampler(cell).empty_sample(cell).model != "certain"
+        return cell is not None and self._works[cell].random
 
     def _tests(self, cases: Sequence[Case]) -> list[Test]:
         return [Test(case.bound, partial(self._interval, case), self._is_random(case)) for case in cases]

@@ -261,10 +261,15 @@ def _mark(file: Path) -> tuple[int, int, int]:
 
 def read_timings(path: Path) -> dict[str, float]:
     """Seconds a cell took, by its name; lines that make no sense are left out."""
+    try:
+        lines = (path / "timings.csv").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    with contextlib.suppress(ValueError):  # nearly always they all make sense
+        return {digest: float(value) for digest, value in (line.split(",") for line in lines)}
     found: dict[str, float] = {}
-    with contextlib.suppress(OSError):
-        for line in (path / "timings.csv").read_text(encoding="utf-8", errors="replace").splitlines():
-            digest, _, value = line.partition(",")
-            with contextlib.suppress(ValueError):
-                found[digest] = float(value)
+    for line in lines:
+        digest, _, value = line.partition(",")
+        with contextlib.suppress(ValueError):
+            found[digest] = float(value)
     return found
