@@ -21,8 +21,14 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("what", "views", "power"), [("key", 1, 2.0), ("infinite key", 2, 1.0), ("query", 1, 1.5)])
+@pytest.mark.parametrize(
+    ("what", "views", "power", "path"),
+    [
+        *(("key", 1, 2.0, path) for path in PATHS),
+        *(("infinite key", 2, 1.0, path) for path in ("reference", "chunked", "tiles")),
+        *(("query", 1, 1.5, path) for path in ("chunked", "dense", "lists")),
+    ],
+)
 def test_rows_of_scores_that_are_no_numbers(
     what: str, views: int, power: float, path: str, device: torch.device, triton: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
