@@ -37,6 +37,15 @@ def scores_of(words, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _maxima(z, UPCAST: tl.constexpr):
+    """Maxima of the last dimension, NaN or inf where one is."""
+    if UPCAST:
+        # The interpreter runs a custom reduction element by element, and warns of arithmetic with NaN.
+        return tl.max(tl.where(z < float("inf"), z, float("inf")), 1)
+    return tl.reduce(z, 1, higher)
+
+
+@triton.jit
 def _higher_halves(a, b):
     """The larger ones of two pairs of bfloat16 in int32, NaN where one is."""
     return tl.inline_asm_elementwise(
@@ -61,22 +70,13 @@ def group_tops(words, DTYPE: tl.constexpr, PIECES: tl.constexpr, W: tl.constexpr
 
 
 @triton.jit
-def _maxima(z, UPCAST: tl.constexpr):
-    """Maxima of the last dimension, NaN or inf where one is."""
-    if UPCAST:
-        # The interpreter runs a custom reduction element by element, and warns of arithmetic with NaN.
-        return tl.max(tl.where(z < float("inf"), z, float("inf")), 1)
-    return tl.reduce(z, 1, higher)
-
-
-@triton.jit
 def _row(X, row, ROWS, NW, stride, WORDS: tl.constexpr, NOTHING: tl.constexpr, FULL: tl.constexpr):
-    """The words of a row, of the last one once more where there are no more."""
+    """The words of a row, anything where there is no such row."""
     word = tl.arange(0, WORDS)
-    at = X + tl.minimum(row, ROWS - 1).to(tl.int64) * stride + word
+    at = X + row.to(tl.int64) * stride + word
     if FULL:
-        return tl.load(at)
-    return tl.load(at, mask=word < NW, other=NOTHING)
+        return tl.load(at, mask=(word >= 0) & (row < ROWS))
+    return tl.load(at, mask=(word < NW) & (row < ROWS), other=NOTHING)
 
 
 @triton.jit
