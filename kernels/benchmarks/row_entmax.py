@@ -156,16 +156,14 @@ def residents(n: int, dtype: torch.dtype) -> list[object]:
         return []
     if dtype == torch.float32:
         return [Resident(512, 8, 4, 64, 8, 64, False), Resident(512, 8, 2, 64, 10, 96, False)]
-    return [
-        *(
-            Resident(512, 8, 2, 64, *more)
-            for more in ((16, 64, False), (12, 80, False), (10, 96, True), (8, 128, True))
-        ),
-        *(Resident(256, 16, 2, 32, *more) for more in ((16, 64, False), (12, 80, True), (8, 128, True))),
-        *(Resident(256, 16, 1, 32, *more) for more in ((31, 64, False), (24, 80, False), (16, 128, False))),
-        *(Resident(512, 8, 1, 64, *more) for more in ((24, 80, False), (16, 128, False), (16, 128, True))),
-        *(Resident(512, 8, 4, 64, *more) for more in ((8, 64, False), (6, 80, True))),
-    ]
+    shapes = {
+        (512, 8, 2, 64): [(16, 64, False), (12, 80, False), (12, 80, True), (10, 96, True), (8, 128, True)],
+        (256, 16, 2, 32): [(16, 64, False), (12, 80, True), (8, 128, True)],
+        (256, 16, 1, 32): [(24, 80, False), (16, 128, True)],
+        (512, 8, 1, 64): [(24, 80, False), (16, 128, False), (16, 128, True), (12, 168, True)],
+        (512, 8, 4, 64): [(8, 64, False), (6, 80, True)],
+    }
+    return [Resident(*shape, *more) for shape, options in shapes.items() for more in options]
 
 
 def candidates(n: int, dtype: torch.dtype) -> list[object]:
