@@ -77,7 +77,10 @@ def precision(device: torch.device, dtype: str) -> Iterator[None]:
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if dtype == "bfloat16" else "highest")
     try:
-        yield
+        with warnings.catch_warnings():
+            # The compiler's advice to use tf32, which float32 here means to do without.
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
+            yield
     finally:
         torch.set_float32_matmul_precision(before)
 
