@@ -12,6 +12,9 @@ import pytest
 from nursery import Nursery
 
 ROOT = Path(__file__).resolve().parent.parent
+# Tests are many and small: threads that wait for each other spin, and cost several times what they save. Read by
+# torch and NumPy when they are first imported, here and in what the tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
