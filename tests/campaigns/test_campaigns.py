@@ -211,6 +211,16 @@ def test_intervals_of_answers(shares: tuple[float, ...], ends: tuple[float, floa
     assert answers.interval(values, own, student) == pytest.approx(ends, abs=1e-4)
 
 
+def test_gather_leaves_out_what_has_no_result_yet(plan: Path, tmp_path: Path) -> None:
+    plan.write_text(plan.read_text() + '\n[[figures]]\ninto = "a/map"\nruns = ["TRA, sharp"]\nvalue = "theta"\n')
+    campaign, out = read_plan(str(plan)), tmp_path / "runs"
+    run = next(run for run in campaign.runs if run.name != "TRA, sharp")
+    (out / run.folder).mkdir(parents=True)
+    (out / run.folder / "result.json").write_text(json.dumps(_result(run.name, run.seed, 2.0)))
+    gather(campaign, out, tmp_path / "into")
+    assert not (tmp_path / "into/a").exists()
+
+
 def test_gather_writes_what_reproduce_reads(plan: Path, tmp_path: Path) -> None:
     plan.write_text(
         PLAN.partition("[[figures]]")[0]

@@ -113,6 +113,8 @@ def _rows(entry: Mapping[str, Any], found: Sequence[Result]) -> list[dict[str, A
     names = entry.get("runs") or list(dict.fromkeys(result["name"] for result in found))
     by_name = {name: [r for r in found if r["name"] == name] for name in names}
     by_name = {name: rs for name, rs in by_name.items() if rs}
+    if not by_name:
+        return []
     if "value" in entry and entry.get("x") is None:
         return _map(str(entry["value"]), by_name)
     if "x" in entry:
