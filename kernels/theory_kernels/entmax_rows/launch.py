@@ -186,7 +186,7 @@ def _resident(x: torch.Tensor, p: torch.Tensor, power: int, shape: Resident) -> 
     resident_forward[(programs,)](
         x, words, p, places, rows, n, words.shape[1], x.stride(0), words.stride(0), programs, GROUP=each,
         WIDTH=shape.width, PIECES=pieces, CAPACITY=shape.capacity,
-        CHUNK=max(1, _AT_ONCE * shape.warps // shape.size), THREADS=32 * shape.warps,
+        CHUNK=max(1, _AT_ONCE * shape.warps // shape.size), THREADS=32 if shape.warps == 1 else shape.width,
         POWER=power, AHEAD=shape.ahead, NOTHING=_NOTHING[x.dtype], FULL=shape.width * shape.size == n, MOST=_MOST,
         UPCAST=INTERPRETED, num_warps=shape.warps, **options,
     )  # fmt: skip

@@ -2,8 +2,8 @@
 
 As in ``triton_stream.py`` a row is read once, zeros are written for its weights, and the maxima of groups of its scores
 are solved for a bound on its threshold. Here a program goes through several rows, as many programs as the device holds
-at once, and may ask for its next row before it solves this one. The groups that pass the bound, mostly as many as the
-row has weights, are read again whole, solved in registers and written over the zeros; a row of more is left to
+at once, and asks for its next row before it solves this one. The groups that pass the bound, mostly as many as the row
+has weights, are read again whole, solved in registers and written over the zeros; a row of more is left to
 :func:`.triton_stream.flat_row`. Closed forms (alpha = 1.5 and 2) only.
 
 Scores come as int32 words: what is on its way is kept as it was loaded, so that nothing waits for it.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..primitives import bit_count, first_bit, narrow
+from ..primitives import narrow
 from .triton_rows import higher, solve_some_closed, weights_below
 from .triton_stream import _SLACK, flat_row
 
@@ -34,15 +34,6 @@ def scores_of(words, DTYPE: tl.constexpr):
         first = words.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         second = (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         return tl.reshape(tl.join(first, second), [words.shape[0], 2 * words.shape[1]])
-
-
-@triton.jit
-def _maxima(z, UPCAST: tl.constexpr):
-    """Maxima of the last dimension, NaN or inf where one is."""
-    if UPCAST:
-        # The interpreter runs a custom reduction element by element, and warns of arithmetic with NaN.
-        return tl.max(tl.where(z < float("inf"), z, float("inf")), 1)
-    return tl.reduce(z, 1, higher)
 
 
 @triton.jit
@@ -70,57 +61,30 @@ def group_tops(words, DTYPE: tl.constexpr, PIECES: tl.constexpr, W: tl.constexpr
 
 
 @triton.jit
+def _maxima(z, UPCAST: tl.constexpr):
+    """Maxima of the last dimension, NaN or inf where one is."""
+    if UPCAST:
+        # The interpreter runs a custom reduction element by element, and warns of arithmetic with NaN.
+        return tl.max(tl.where(z < float("inf"), z, float("inf")), 1)
+    return tl.reduce(z, 1, higher)
+
+
+@triton.jit
 def _row(X, row, ROWS, NW, stride, WORDS: tl.constexpr, NOTHING: tl.constexpr, FULL: tl.constexpr):
-    """The words of a row, anything where there is no such row."""
+    """The words of a row, of the last one once more where there are no more."""
     word = tl.arange(0, WORDS)
-    at = X + row.to(tl.int64) * stride + word
+    at = X + tl.minimum(row, ROWS - 1).to(tl.int64) * stride + word
     if FULL:
-        return tl.load(at, mask=(word >= 0) & (row < ROWS))
-    return tl.load(at, mask=(word < NW) & (row < ROWS), other=NOTHING)
-
-
-@triton.jit
-def _list_groups(LIST, above, THREADS: tl.constexpr):
-    """Write down the groups that pass, those of a thread one after another; returns how many there are."""
-    EACH: tl.constexpr = above.shape[0] // THREADS
-    # Every THREADS-th group lies in one thread, as a bit of its own.
-    bits = tl.sum(tl.reshape(above, [EACH, THREADS]).to(tl.int32) << tl.arange(0, EACH)[:, None], 0)
-    count = bit_count(bits)
-    at = LIST + (tl.cumsum(count, 0) - count)
-    thread = tl.arange(0, THREADS)
-    for step in range(tl.max(count, 0)):
-        group = first_bit(tl.where(bits != 0, bits, 1)) * THREADS + thread
-        tl.store(at + step, group.to(LIST.dtype.element_ty), mask=bits != 0)
-        bits = bits & (bits - 1)
-    return tl.sum(count, 0)
-
-
-@triton.jit
-def _write_weights(
-    WORDS_OF_X, out, groups, exists, top, start, N, NW, DTYPE: tl.constexpr, GROUP: tl.constexpr, W: tl.constexpr,
-    WIDTH: tl.constexpr, PIECES: tl.constexpr, POWER: tl.constexpr, NOTHING: tl.constexpr, MOST: tl.constexpr,
-    UPCAST: tl.constexpr,
-):  # fmt: skip
-    """Read the groups again, all that exist, solve them, and write their weights."""
-    NUMBER: tl.constexpr = groups.shape[0] * PIECES
-    piece = tl.arange(0, PIECES)[None, :] * WIDTH
-    first = tl.reshape(groups[:, None] + piece, [NUMBER])
-    there = tl.reshape(exists[:, None] & (piece >= 0), [NUMBER])
-    col = (first * W)[:, None] + tl.arange(0, W)[None, :]
-    again = tl.load(WORDS_OF_X + col, mask=there[:, None] & (col < NW), other=NOTHING)
-    u = tl.reshape(scores_of(again, DTYPE), [1, NUMBER * GROUP]) - top[:, None]
-    p = weights_below(u, start, top, N, POWER, False, False, MOST, UPCAST)
-    p = tl.reshape(narrow(p, out.dtype.element_ty, UPCAST), [NUMBER, GROUP])
-    col = (first * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
-    tl.store(out + col, p, mask=there[:, None] & (col < N))
+        return tl.load(at)
+    return tl.load(at, mask=word < NW, other=NOTHING)
 
 
 @triton.jit
 def resident_forward(
     X, WORDS_OF_X, P, LIST, ROWS, N, NW, stride, word_stride, STEP,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, CAPACITY: tl.constexpr, CHUNK: tl.constexpr,
-    THREADS: tl.constexpr, POWER: tl.constexpr, AHEAD: tl.constexpr, NOTHING: tl.constexpr,
-    FULL: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr,
+    THREADS: tl.constexpr, POWER: tl.constexpr, AHEAD: tl.constexpr, NOTHING: tl.constexpr, FULL: tl.constexpr,
+    MOST: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Every STEP-th row a program, as PIECES tiles of WIDTH times GROUP neighbors; a group has those of all tiles."""
     DTYPE: tl.constexpr = X.dtype.element_ty
@@ -131,6 +95,7 @@ def resident_forward(
     row = tl.program_id(0)
     words = _row(WORDS_OF_X, row, ROWS, NW, word_stride, WORDS, NOTHING, FULL)
     slot = tl.arange(0, CAPACITY)
+    group = tl.ravel(tl.trans(tl.reshape(tl.arange(0, WIDTH), [WIDTH // THREADS, THREADS])))
     while row < ROWS:
         at = row.to(tl.int64)
         tops = group_tops(words, DTYPE, PIECES, W, UPCAST)
@@ -153,19 +118,31 @@ def resident_forward(
             top = tl.zeros([1], tl.float32) + highest
             start = solve_some_closed(tops[None, :], top, POWER, MOST)
             bound = tl.max(start * (-1.0 - _SLACK) * POWER, 0)
-            number = _list_groups(LIST, tops - highest > bound, THREADS)
+            # In an order in which neighbors lie in one thread: the sums before them cross threads once.
+            kept = tl.ravel(tl.trans(tl.reshape(tops - highest > bound, [WIDTH // THREADS, THREADS])))
+            one = kept.to(tl.int32)
+            tl.store(LIST + tl.cumsum(one, 0) - one, group.to(LIST.dtype.element_ty), mask=kept)
+            number = tl.sum(one, 0)
             # What one thread wrote, another reads; and zeros come before weights.
             tl.debug_barrier()
             if number <= CAPACITY:
                 listed = tl.load(LIST + slot, mask=slot < number, other=0).to(tl.int32)
-                _write_weights(
-                    WORDS_OF_X + at * word_stride, out, listed, slot < number, top, start, N, NW, DTYPE, GROUP, W,
-                    WIDTH, PIECES, POWER, NOTHING, MOST, UPCAST,
+                piece = tl.arange(0, PIECES)[None, :] * WIDTH
+                first = tl.reshape(listed[:, None] + piece, [CAPACITY * PIECES])
+                there = tl.reshape((slot < number)[:, None] & (piece >= 0), [CAPACITY * PIECES])
+                col = (first * W)[:, None] + tl.arange(0, W)[None, :]
+                again = tl.load(
+                    WORDS_OF_X + at * word_stride + col, mask=there[:, None] & (col < NW), other=NOTHING
                 )  # fmt: skip
+                u = tl.reshape(scores_of(again, DTYPE), [1, CAPACITY * PIECES * GROUP]) - top[:, None]
+                p = weights_below(u, start, top, N, POWER, False, False, MOST, UPCAST)
+                p = tl.reshape(narrow(p, P.dtype.element_ty, UPCAST), [CAPACITY * PIECES, GROUP])
+                col = (first * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
+                tl.store(out + col, p, mask=there[:, None] & (col < N))
             else:
                 flat_row(
-                    X + at * stride, out, LIST, number, top, start, top, N, SPAN, WIDTH * GROUP, GROUP, PIECES,
-                    CHUNK, POWER, False, False, MOST, UPCAST,
+                    X + at * stride, out, LIST, number, top, start, top, N, SPAN, WIDTH * GROUP, GROUP, PIECES, CHUNK,
+                    POWER, False, False, MOST, UPCAST,
                 )  # fmt: skip
         if not AHEAD:
             words = _row(WORDS_OF_X, row, ROWS, NW, word_stride, WORDS, NOTHING, FULL)
