@@ -31,7 +31,7 @@ ASKED: dict[str, Any] = {
     "claims": ("tda-4.3", "tda-4.6", "tra-dispersion"),
     "noise": NOISE,
     "length": [2 * 4**k for k in range(10)] + [2**20],
-    "trials": 60_000,
+    "trials": 80_000,
 }
 SWEEP = (
     "check", *ASKED["claims"], *(word for name in NOISE for word in ("--noise", name)),
@@ -40,7 +40,7 @@ SWEEP = (
 POOL = ("--workers", "2")
 #: Another sweep that shares some cells with it.
 OVERLAP = (
-    "check", "tda-4.3", "--noise", "gaussian", "--noise", "laplace", "--length", "2:2^20:x2", "--trials", "60000",
+    "check", "tda-4.3", "--noise", "gaussian", "--noise", "laplace", "--length", "2:2^20:x2", "--trials", str(ASKED["trials"]),
     "--workers", "1", "--format", "json",
 )  # fmt: skip
 _PATIENCE = 300.0
@@ -321,6 +321,10 @@ class Bench:
         run = Run((*SWEEP, *POOL, "--out", str(self.whole)), work, anew=True)
         run.wait_for(self.whole / "manifest.json")
         began = time.monotonic()
+        while run.alive() and not run.workers():
+            time.sleep(0.005)
+        if not run.alive():  # the engine starts no pool for what is soon done
+            raise SystemExit("the undisturbed run started no workers: more trials are needed")
         code, text = run.finish()
         if code not in (0, 1, 3):
             raise SystemExit(f"the undisturbed run failed with {code}:\n{text}")
