@@ -40,8 +40,8 @@ SWEEP = (
 POOL = ("--workers", "2")
 #: Another sweep that shares some cells with it.
 OVERLAP = (
-    "check", "tda-4.3", "--noise", "gaussian", "--noise", "laplace", "--length", "2:2^20:x2", "--trials", str(ASKED["trials"]),
-    "--workers", "1", "--format", "json",
+    "check", "tda-4.3", "--noise", "gaussian", "--noise", "laplace", "--length", "2:2^20:x2",
+    "--trials", str(ASKED["trials"]), "--workers", "1", "--format", "json",
 )  # fmt: skip
 _PATIENCE = 300.0
 _FOUND = re.compile(r"to draw: (\d+) cells(?:, (\d+) of them found)?")
