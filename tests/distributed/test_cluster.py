@@ -146,7 +146,7 @@ def test_other_versions_are_refused(cluster: Cluster, monkeypatch: pytest.Monkey
     """At once, and of a worker that joins later with its first batch."""
     mine = {**work.versions(), name: "0.0.1"}
     for module in (clusters, sending):
-        monkeypatch.setattr(module, "versions", lambda: mine)
+        monkeypatch.setattr(module, "versions", lambda needs=None: mine)
     what = "another state of theory_lab's source code" if name == "source" else f"{name} .*and here it is 0.0.1"
     with pytest.raises(WorkerError, match=what):
         cluster._check_versions()

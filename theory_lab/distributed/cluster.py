@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import socket
 import time
 import uuid
@@ -88,9 +89,9 @@ class Cluster:
         self._say = say or (lambda _: None)
         self._closing = contextlib.ExitStack()
         self._pace = Pace()
-        self._owned = scheduler.address is None
+        self._local: LocalCluster | None = None
         self.address = scheduler.address or "local"
-        if not self._owned:
+        if scheduler.address is not None:
             for field, value in (("workers", workers), ("worker-memory", memory)):
                 if value is not None:
                     raise InputError(field, value, f"workers of {scheduler.address} are what they were started as")
@@ -128,6 +129,7 @@ class Cluster:
                 preload=["theory_lab.distributed.preload"],
             )
             opening.callback(_close, cluster)
+            self._local = cluster
             client = Client(cluster, set_as_default=False, name="theory-lab")
             opening.callback(_close, client)
         return client
@@ -154,12 +156,15 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None and self._local is not None:
+            _end_workers(self._local)
         self.close()
 
     def close(self) -> None:
         """Leave the scheduler; end it, and its workers, if they were started here."""
-        self._closing.close()
+        with ignored(*INTERRUPTS, *TERMINATIONS):  # it is a matter of seconds, and half of it would leave processes
+            self._closing.close()
 
     @property
     def workers(self) -> int:
@@ -271,6 +276,14 @@ def _close(what: Client | LocalCluster) -> None:
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
         what.close(timeout=_CLOSE_SECONDS)
+
+
+def _end_workers(cluster: LocalCluster) -> None:
+    """Stop workers at once: their unfinished batches are not worth the seconds that Dask would wait for them."""
+    for nanny in cluster.workers.values():
+        nanny.auto_restart = False
+        with contextlib.suppress(AttributeError, TypeError, ProcessLookupError):  # it has no process just now
+            os.kill(nanny.pid, signal.SIGKILL)
 
 
 def _line(error: BaseException) -> str:
