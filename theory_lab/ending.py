@@ -85,7 +85,9 @@ def _end_with_parent() -> None:
     """A parent that is killed cannot end its workers, which would wait for tasks for ever."""
     import multiprocessing  # not for every command
 
-    parent = multiprocessing.parent_process()
+    from multiprocessing import parent_process  # the command line need not import it
+
+    parent = parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
