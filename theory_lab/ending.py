@@ -83,9 +83,7 @@ def begin_worker() -> None:
 
 def _end_with_parent() -> None:
     """A parent that is killed cannot end its workers, which would wait for tasks for ever."""
-    import multiprocessing  # not for every command
-
-    from multiprocessing import parent_process  # the command line need not import it
+    from multiprocessing import parent_process  # not for every command
 
     parent = parent_process()
     if parent is not None:
