@@ -131,14 +131,19 @@ def probe(
     numbers = _checked_numbers(lengths, windows, near_zero, sink_keys, sink_eps)
     sources = checked_sources(text)
     place = _place(scheduler, worker_memory, device, model)
-    began = time.monotonic()
-    loaded = loaded_model(model, device, dtype, attention, trust_remote_code, progress)
-    loading = time.monotonic() - began
-    whole = running.fingerprint(loaded.model) if place is not None else ""
-    if metrics is None and mechanism.own and two_views(loaded.model):
-        groups = GROUPS
-    notes = [] if rope_scaling is None else [f"rotary positions are scaled: {rope_scaling}, by transformers"]
-    with scaled_positions(loaded.model, rope_scaling) as scaled:
+    with contextlib.ExitStack() as stack:
+        cluster = None
+        if place is not None and not (isinstance(place, Scheduler) and place.address is None):
+            # That nothing answers there should show before a model is loaded.
+            cluster = stack.enter_context(_opened(place, worker_memory, progress))
+        began = time.monotonic()
+        loaded = loaded_model(model, device, dtype, attention, trust_remote_code, progress)
+        loading = time.monotonic() - began
+        identity = "" if place is None else running.fingerprint(loaded.model)
+        if metrics is None and mechanism.own and two_views(loaded.model):
+            groups = GROUPS
+        notes = [] if rope_scaling is None else [f"rotary positions are scaled: {rope_scaling}, by transformers"]
+        scaled = stack.enter_context(scaled_positions(loaded.model, rope_scaling))
         most = scaled or loaded.max_positions
         default = [n for n in DEFAULT_LENGTHS if most is None or n <= most]
         plan = Plan(
@@ -156,24 +161,23 @@ def probe(
         if warning:
             progress.say(warning)
             notes.append(warning)
-        with contextlib.ExitStack() as stack:
-            elsewhere = None
-            if place is not None:
-                cluster = stack.enter_context(_opened(place, worker_memory, progress))
-                asked = Asked(
-                    str(model), whole, dtype, attention, rope_scaling, trust_remote_code, plan,
-                    torch.get_num_threads(), os.getcwd(),
-                )  # fmt: skip
-                elsewhere = measuring(cluster, asked, loaded.model.num_parameters(), loading)
-            # Last, so that bad input leaves no folder behind.
-            folder = None if out is None else ProbeFolder(out)
-            run = Run(loaded, plan, folder, progress, notes)
-            try:
-                return run.all(cells, elsewhere)
-            except BaseException:
-                if on_partial is not None and run.frames:
-                    on_partial(run.result(complete=False))
-                raise
+        elsewhere = None
+        if place is not None:
+            cluster = cluster or stack.enter_context(_opened(place, worker_memory, progress))
+            threads, here = torch.get_num_threads(), os.getcwd()
+            asked = Asked(
+                str(model), identity, dtype, attention, rope_scaling, trust_remote_code, plan, threads, here
+            )  # fmt: skip
+            elsewhere = measuring(cluster, asked, loaded.model.num_parameters(), loading)
+        # Last, so that bad input leaves no folder behind.
+        folder = None if out is None else ProbeFolder(out)
+        run = Run(loaded, plan, folder, progress, notes)
+        try:
+            return run.all(cells, elsewhere)
+        except BaseException:
+            if on_partial is not None and run.frames:
+                on_partial(run.result(complete=False))
+            raise
 
 
 def _place(scheduler: str | Cluster | None, memory: str | None, device: str, model: Any) -> Scheduler | Cluster | None:
