@@ -68,7 +68,7 @@ def command(**options: Any) -> int:
     The folder of --out is a model that theory-lab probe, explore and evaluate take, with its losses in log.csv and what
     its layers do in layers.csv. Killed at any moment, the same command continues.
 
-    Exit code: 0 trained, 2 bad usage, a loss that is no number, out of memory or disk, 130 interrupted.
+    Exit code: 0 trained, 2 bad usage, a loss that is no number, out of memory or disk, 130 interrupted, 143 by SIGTERM.
 
     \b
     theory-lab train --attention tda --corpus DIR --out tda-pico
