@@ -27,12 +27,9 @@ def alone() -> pd.DataFrame:
     return theory_lab.check(**GRID, workers=1)
 
 
-@pytest.mark.parametrize("workers", [2, 7])
-def test_same_bits_for_any_number_of_workers(
-    alone: pd.DataFrame, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_bits_for_any_number_of_workers(alone: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_POOL_WORTH_SECONDS", 0.0)  # even this little work goes to processes
-    pd.testing.assert_frame_equal(theory_lab.check(**GRID, workers=workers)[RESULTS], alone[RESULTS], check_exact=True)
+    pd.testing.assert_frame_equal(theory_lab.check(**GRID, workers=3)[RESULTS], alone[RESULTS], check_exact=True)
 
 
 def test_any_executor(alone: pd.DataFrame) -> None:

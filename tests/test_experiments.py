@@ -24,7 +24,7 @@ def test_default_sweep_covers_what_it_says() -> None:
 
 def test_every_default_cell_is_precise() -> None:
     """Relative error of every default cell at most 3%, and every row agrees with its exact value."""
-    rows = theory_lab.check(["tda-4.3", "tda-4.6"])
+    rows = theory_lab.check(["tda-4.3", "tda-4.6"], workers=1)
     assert list(rows.columns) == list(COLUMNS)
     assert rows.relative_error.max() <= 0.03
     assert not (rows.verdict == "INCONCLUSIVE").any()

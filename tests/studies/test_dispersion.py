@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -139,13 +140,23 @@ def test_own_mechanisms_join_and_may_fail() -> None:
         def sample(cls, *_: object, **__: object):
             raise RuntimeError("boom")
 
+    sent = []
+
+    class Elsewhere(ThreadPoolExecutor):
+        def submit(self, function, task):
+            sent.append(dict(task.piece.arguments)["mechanism"])
+            return super().submit(function, task)
+
     register("mine", Mine)
     register("broken", Broken)
     try:
-        rows = theory_lab.check("tda-table1", workers=2)
+        with Elsewhere(1) as workers:
+            rows = theory_lab.check("tda-table1", executor=workers)
     finally:
         unregister("mine")
         unregister("broken")
+    assert "softmax" in sent
+    assert not {"mine", "broken"} & set(sent)
     assert rows[rows.noise == "mine"].verdict.tolist() == ["HOLDS"]
     broken = rows[rows.noise == "broken"].iloc[0]
     assert broken.verdict == "INCONCLUSIVE"
