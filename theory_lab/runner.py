@@ -52,7 +52,7 @@ class Work:
     @cached_property
     def random(self) -> bool:
         """Whether there is anything to draw."""
-        return sampler(self.cell).empty_sample(self.cell).model != "certain"
+        return (self.sample() if self.blocks else sampler(self.cell).empty_sample(self.cell)).model != "certain"
 
 
 #: Columns of a row, in order.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from theory_lab.errors import InputError
@@ -19,6 +20,12 @@ Statistic = Literal["survivors", "consensus"]
 
 #: The longest row: 2^50 keys still count exactly in a float64.
 MAX_LENGTH = 1 << 50
+
+
+@lru_cache(maxsize=1)  # laws of files may be large
+def _scaled(family: Family, scale: Scale) -> Law:
+    """A law, which is asked for several times in a row and may take a root to find."""
+    return family.scaled(scale)
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class Point:
 
     def law(self) -> Law:
         """The law of one score."""
-        return self.family.scaled(Scale(self.proxy, self.head_dim, self.tau))
+        return _scaled(self.family, Scale(self.proxy, self.head_dim, self.tau))
 
     def with_(self, **changes: Any) -> Point:
         """A copy with some fields changed."""
