@@ -30,6 +30,8 @@ from theory_lab.studies import Finding
 #: Laws whose scores lie in files: they are named, and never sent.
 _FILED = ("file:", "model:")
 _lock = threading.Lock()
+#: A process has one working folder, and perhaps several threads.
+_in_folder = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -281,7 +283,7 @@ def _family(name: str, folder: str) -> Any:
 def inside(folder: str) -> Iterator[None]:
     """Relative names mean what they mean to the sender, where its folder is there too."""
     if Path(folder).is_dir():
-        with contextlib.chdir(folder):
+        with _in_folder, contextlib.chdir(folder):
             yield
     else:
         yield
