@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import pickle
 import signal
@@ -232,6 +233,16 @@ def test_no_scheduler_there(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match=f"scheduler: tcp://127.0.0.1:{port}; no Dask scheduler answers there"):
             Cluster(Scheduler(f"tcp://127.0.0.1:{port}"))
         assert time.monotonic() - began < 10.0
+
+
+def test_no_logger_of_dask_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask gives some loggers levels of their own: a lost scheduler printed a traceback through tornado.application."""
+    monkeypatch.delenv("THEORY_LAB_DEBUG", raising=False)
+    names = [*logging.root.manager.loggerDict, "tornado.application", "distributed.client"]
+    loud = [logging.getLogger(n) for n in names if n.partition(".")[0] in ("tornado", "asyncio", "distributed")]
+    assert any(logger.isEnabledFor(logging.ERROR) for logger in loud)
+    with clusters._quiet_logs():
+        assert [logger.name for logger in loud if logger.isEnabledFor(logging.CRITICAL)] == []
 
 
 def test_options_of_local_workers_do_not_fit_an_address() -> None:

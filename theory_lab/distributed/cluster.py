@@ -254,11 +254,8 @@ def _log_level() -> int:
 def _quiet_logs() -> Iterator[None]:
     """What Dask logs about losses, its users need not see: they are made good, or end the run with a line of ours."""
     # Dask gives some of its loggers levels of their own, so that the first of the family does not decide.
-    known = [
-        "tornado",
-        "asyncio",
-        *(name for name in logging.root.manager.loggerDict if name.startswith("distributed")),
-    ]
+    families = ("tornado", "asyncio", "distributed")
+    known = {*families, *(name for name in logging.root.manager.loggerDict if name.partition(".")[0] in families)}
     loggers = [logging.getLogger(name) for name in known]
     before = [logger.level for logger in loggers]
     for logger in loggers:
