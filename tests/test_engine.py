@@ -13,7 +13,7 @@ import pytest
 import theory_lab
 from theory_lab import engine
 from theory_lab.claims import Point
-from theory_lab.engine import Engine, merge, plan_tasks, validate_workers
+from theory_lab.engine import Engine, merge, plan_tasks, validate_workers, worker_pool
 from theory_lab.errors import InputError, WorkerError
 from theory_lab.estimation import BlockSum, Cell
 from theory_lab.experiments import COLUMNS
@@ -97,3 +97,17 @@ def test_a_dead_worker_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> No
 
     with Dying(1) as executor, pytest.raises(WorkerError, match="a worker process died"):
         theory_lab.check("tda-4.3", noise="gaussian", length=10, executor=executor)
+
+
+def test_an_interrupted_pool_leaves_no_thread_behind() -> None:
+    """One that is still closing its pipe when Python exits, and writes into it, prints a traceback."""
+    managers = []
+
+    def interrupted() -> None:
+        with worker_pool(1) as pool:
+            managers.append(pool._executor_manager_thread)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [thread.is_alive() for thread in managers] == [False]

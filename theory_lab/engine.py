@@ -26,6 +26,8 @@ _TASK_SECONDS = 0.2
 _MOST_BLOCKS = 1_000_000
 #: Below this much work, starting worker processes costs more than it saves.
 _POOL_WORTH_SECONDS = 1.5
+#: How long workers that were ended are waited for.
+_FAREWELL_SECONDS = 5.0
 #: For the C library of a worker process. Blocks use arrays of some megabytes again and again; by default, and all the
 #: more with Dask's settings, their pages go back to the system each time, and new ones cost as much as the work.
 WORKER_ENVIRONMENT = {
@@ -258,8 +260,12 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException:
+        manager = getattr(pool, "_executor_manager_thread", None)
         end_workers(pool)
         pool.shutdown(wait=False, cancel_futures=True)
+        if manager is not None:
+            # When Python exits it writes into a pipe that this thread closes: at the same moment that is a traceback.
+            manager.join(_FAREWELL_SECONDS)
         raise
     pool.shutdown()
 
