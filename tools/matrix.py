@@ -2,6 +2,7 @@
 
     python tools/matrix.py dist/theory_lab-0.1.0-py3-none-any.whl --out matrix.json
     python tools/matrix.py WHEEL --out matrix.json --only torch     # cells whose name holds that word
+    python tools/matrix.py WHEEL --out matrix.json --smoke          # without test files, but those of Triton
     python tools/matrix.py --table matrix.json                      # as Markdown
 
 Every cell installs the wheel, uses it as the smoke test does (tools/smoke.py), and runs a few test files of this
@@ -82,7 +83,7 @@ def cells() -> Iterator[Cell]:
         yield Cell(f"torch latest, {python}", python, "cli,plot,models", ("torch>=2.15",))
 
 
-def try_cell(cell: Cell, wheel: Path) -> dict[str, Any]:
+def try_cell(cell: Cell, wheel: Path, smoke_only: bool = False) -> dict[str, Any]:
     """Everything about a cell; `failed` says what did not work, and is empty where all did."""
     started, found = time.time(), {"cell": cell.name, "versions": {}, "steps": [], "failed": ""}
     with tempfile.TemporaryDirectory(prefix="theory-lab-matrix-") as name:
@@ -98,7 +99,8 @@ def try_cell(cell: Cell, wheel: Path) -> dict[str, Any]:
                 found["steps"].append("probe")
             env.install(*_TEST_TOOLS, *(f"{k}=={v}" for k, v in found["versions"].items() if k in ("numpy", "torch")))
             tests = [*_CORE_TESTS, *(_TORCH_TESTS if cell.torch else ())]
-            found["steps"].append(_pytest(env, folder, tests, ""))
+            if not smoke_only:
+                found["steps"].append(_pytest(env, folder, tests, ""))
             if "triton" in found["versions"]:
                 # In Triton's interpreter: without a GPU.
                 found["steps"].append(_pytest(env, folder, list(_TRITON_TESTS), "gaussian-None") + " (triton)")
@@ -139,6 +141,7 @@ def main() -> int:
     parser.add_argument("wheel", type=Path, nargs="?", help="the wheel to try")
     parser.add_argument("--out", type=Path, default=Path("matrix.json"), help="where results are kept")
     parser.add_argument("--only", default="", metavar="WORD", help="cells whose name holds this")
+    parser.add_argument("--smoke", action="store_true", help="leave the test files out, but those of Triton")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the results in FILE as Markdown, and stop")
     given = parser.parse_args()
     if given.table:
@@ -153,7 +156,7 @@ def main() -> int:
         if given.only not in cell.name or (cell.name in rows and not rows[cell.name]["failed"]):
             continue
         print(f"--  {cell.name}", flush=True)
-        rows[cell.name] = try_cell(cell, given.wheel.resolve())
+        rows[cell.name] = try_cell(cell, given.wheel.resolve(), given.smoke)
         print(
             f"{'FAILED' if rows[cell.name]['failed'] else 'ok'}  {cell.name}: {rows[cell.name]['seconds']} s",
             flush=True,
