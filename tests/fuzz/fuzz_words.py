@@ -191,10 +191,10 @@ def _stubs() -> tuple[tuple[Any, str, Any], ...]:
     import importlib
 
     named = (
-        ("audit", "audit", "audit"), ("phase", "_one", "phase"), ("phase", "ProcessPoolExecutor", "phase"),
+        ("audit", "audit", "audit"), ("phase", "_one", "phase"), ("phase", "worker_pool", "phase"),
         ("noise.model_scores", "_measure", "scores"), ("models.fetching", "_download", "download"), ("models.loading", "_from_hub", "the Hub"), ("training", "train", "training"),
         ("campaigns.work", "_pool", "pool"), ("reproduce.run", "_one", "drawing"), ("corpus.building", "build_corpus", "corpus"),
-        ("selftest", "run_selftest", "self-test"), ("distributed.plan", "start_pool", "plan"),
+        ("selftest", "run_selftest", "self-test"), ("distributed.plan", "worker_pool", "plan"),
         ("distributed.plan", "calibrate", "plan"), ("explore.server", "serve", "server"),
     )  # fmt: skip
     found = [(importlib.import_module("theory_lab.experiments"), "run", _nothing)]
