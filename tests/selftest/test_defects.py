@@ -13,7 +13,7 @@ import pytest
 from scipy import special
 
 from theory_lab.claims import Point
-from theory_lab.estimation import Cell, base, direct, importance, intervals, tail
+from theory_lab.estimation import Cell, direct, importance, intervals, tail
 from theory_lab.noise import continuous
 from theory_lab.selftest import Certificate, Setup, agreement, known, noise, randomness, verdicts
 from theory_lab.selftest import intervals as interval_checks
@@ -21,7 +21,7 @@ from theory_lab.selftest import streams as stream_checks
 from theory_lab.selftest.base import Check
 from theory_lab.selftest.certificate import Group
 from theory_lab.selftest.running import _findings
-from theory_lab.streams import Stream, Streams
+from theory_lab.streams import Stream, Streams, cell_digest
 
 SETUP = Setup("quick", 20261130)
 
@@ -104,16 +104,12 @@ def test_a_wrong_exact_value(few: None, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("field", ["head_dim", "rho", "noise", "seed"])
 def test_a_stream_that_two_cells_share(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cell's name forgets a field."""
-    right = Cell.identity
 
-    def forgetful(self: Cell) -> dict:
-        return {key: value for key, value in right(self).items() if key != field}
+    def forgetful(self: Cell) -> str:
+        identity = {key: value for key, value in self.identity().items() if key != field}
+        return cell_digest(identity, 0 if field == "seed" else self.seed)
 
-    if field == "seed":
-        named = base.cell_digest
-        monkeypatch.setattr(base, "cell_digest", lambda identity, seed: named(identity, 0))
-    else:
-        monkeypatch.setattr(Cell, "identity", forgetful)
+    monkeypatch.setattr(Cell, "digest", property(forgetful))
     assert "words common to two streams" in failures(stream_checks.cells_share_nothing)
 
 
