@@ -54,6 +54,8 @@ def describe(python: Path) -> dict[str, Any]:
             each["licenses"] = [{"license": {"name": free_text[each["name"]], "acknowledgement": "declared"}}]
         # Where a package was fetched from is this build's business; its purl says where it lives.
         each.pop("externalReferences", None)
+    for each in bill["metadata"].get("tools", {}).get("components", []):
+        each.pop("externalReferences", None)
     known = {bill["metadata"]["component"]["bom-ref"], *(each["bom-ref"] for each in bill["components"])}
     bill["dependencies"] = [each for each in bill["dependencies"] if each["ref"] in known]
     for each in bill["dependencies"]:

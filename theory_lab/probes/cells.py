@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from theory_lab.models.conversion import hushed
 from theory_lab.probes import texts
 from theory_lab.probes.positions import depends_on_length
 from theory_lab.probes.texts import Text, Window
@@ -14,19 +14,6 @@ from theory_lab.probes.texts import Text, Window
 if TYPE_CHECKING:
     from theory_lab.models import LoadedModel
     from theory_lab.probes.plan import Plan
-
-
-@contextlib.contextmanager
-def _hushed_tokenizer() -> Iterator[None]:
-    """transformers warns of texts beyond the model's positions; we cut windows of them."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 @dataclass(frozen=True)
@@ -39,7 +26,8 @@ class Cell:
 
 def cells_of(loaded: LoadedModel, plan: Plan, sources: Sequence[Text]) -> list[Cell]:
     """The forward passes that a plan needs; InputError if a text is too short for one."""
-    with _hushed_tokenizer():
+    # transformers warns of texts beyond the model's positions; we cut windows of them.
+    with hushed():
         return list(_cells(loaded, plan, sources))
 
 
