@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from theory_lab.errors import InputError
-from theory_lab.selftest import GROUPS, LEVEL, Certificate, Finding, Setup, base, run_selftest
+from theory_lab.errors import InputError, WorkerError
+from theory_lab.selftest import (
+    GROUPS,
+    LEVEL,
+    Certificate,
+    Finding,
+    Setup,
+    agreement,
+    base,
+    known,
+    run_selftest,
+    running,
+)
 from theory_lab.selftest.certificate import Group, code_hash
 from theory_lab.selftest.streams import philox
 
@@ -70,6 +84,8 @@ def test_a_failure_is_exit_code_1_and_named(tmp_path: Path) -> None:
         (("--size", "huge"), "'huge' is not one of 'quick', 'standard', 'nightly'"),
         (("--seed", "-1"), "seed: -1"),
         (("--seed", "x"), "seed: x"),
+        (("--processes", "0"), "processes: 0; 1 to 1,024 is allowed"),
+        (("--processes", "two"), "processes: two"),
         (("--seed", str(1 << 63)), "2^63 - 1"),
         (("--only", "intervalls"), "did you mean 'intervals'?"),
         (("--json", "nowhere/certificate.json"), "its folder has to exist"),
@@ -90,11 +106,36 @@ def test_unknown_size_in_a_program() -> None:
 
 
 def test_same_seed_same_certificate() -> None:
-    """But for times; another seed draws other numbers."""
-    first, again, other = (run_selftest("quick", seed, groups=["random streams"]) for seed in (5, 5, 6))
-    assert first.hash == again.hash != other.hash
+    """But for times, and in however many processes; another seed draws other numbers."""
+    groups = ["random streams", "noise", "intervals"]
+    first, again = (run_selftest("quick", 5, groups=groups, processes=processes) for processes in (1, 2))
+    other = run_selftest("quick", 6, groups=groups[:1])
+    assert first.hash == again.hash
+    assert first.groups[0].findings != other.groups[0].findings
+    assert sum(group.seconds > 0 for group in again.groups) == 3
     assert not first.complete
-    assert "ONLY: random streams" in first.to_text()
+    assert "ONLY: random streams, noise, intervals" in first.to_text()
+
+
+def test_shares_of_a_check_are_the_check() -> None:
+    """Every number of cases: each case once, and in order."""
+    for many in range(70):
+        cases = list(range(many))
+        parts = [Setup("quick", 0, part).share(cases) for part in base.shares(agreement.with_exact)]
+        assert list(itertools.chain.from_iterable(parts)) == cases
+        assert max(map(len, parts)) <= 2
+    assert base.shares(known.answers) == [(0, 1)]
+
+
+def test_a_lost_worker_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(running.GROUPS, "noise", (_ends_its_process,))
+    with pytest.raises(WorkerError, match="a worker process died"):
+        run_selftest("quick", groups=["noise"], processes=2)
+
+
+def _ends_its_process(setup: Setup) -> Iterator[Finding]:
+    os._exit(1)
+    yield
 
 
 def _certificate(*findings: Finding) -> Certificate:

@@ -17,6 +17,13 @@ from theory_lab.errors import InputError
 @click.option("--only", multiple=True, metavar="GROUP",
               help="known answers, random streams, noise, intervals, agreement or verdicts. Repeatable. "
               "Default: all.")  # fmt: skip
+@click.option(
+    "--processes",
+    default="1",
+    show_default=True,
+    metavar="INTEGER",
+    help="Worker processes that draw side by side. The outcome is the same.",
+)
 @click.option("--json", "json_file", metavar="FILE", help="Write the certificate, every finding included, here.")
 @click.option("--full", is_flag=True, help="Print every finding.")
 @click.option("--quiet", is_flag=True, help="No progress.")
@@ -35,6 +42,7 @@ def command(**options: Any) -> int:
     from pathlib import Path
 
     seed, out = one_whole(options["seed"], "seed"), options["json_file"]
+    processes = one_whole(options["processes"], "processes")
     if out is not None:
         if not out or Path(out).is_dir():
             raise InputError("json", out, "a file is allowed, and this is a folder")
@@ -46,7 +54,7 @@ def command(**options: Any) -> int:
 
     try:
         found = run_selftest(
-            options["size"], seed, groups=options["only"] or None,
+            options["size"], seed, groups=options["only"] or None, processes=processes,
             progress=make_progress(options["quiet"], "testing", "checks"),
         )  # fmt: skip
     except KeyboardInterrupt:

@@ -15,7 +15,7 @@ from theory_lab.estimation.base import BlockSum, Cell, Sample
 from theory_lab.estimation.tail import row_counts
 from theory_lab.noise import default_families
 from theory_lab.noise.copula import latent_threshold
-from theory_lab.selftest.base import Finding, Setup, both_sides, chi_square, normal, said
+from theory_lab.selftest.base import Finding, Setup, both_sides, chi_square, normal, said, shared
 from theory_lab.streams import F64, Streams
 
 _CHUNK = 1 << 20
@@ -48,26 +48,26 @@ def draw(cell: Cell, trials: int) -> Sample:
     return estimator.pool(cell, blocks)
 
 
+@shared
 def with_exact(setup: Setup) -> Iterator[Finding]:
     """Every estimator against the exact value: a binomial test of counts, a z-test of weights."""
     keys = setup.pick(1 << 22, 1 << 27, 1 << 31)
-    for what, statistic, point in _cases():
-        exact = _exact(statistic, point)
-        seed = setup.first_seed(f"agreement {what}")
-        for name in SAMPLERS:
-            # The plain witness is the slowest, and for correlated views much so.
-            trials = {"direct": keys // 64 // (8 if point.rho else 1), "tail": keys // 64, "importance": keys >> 4}[
-                name
-            ]
-            sample = draw(Cell(statistic, point, name, seed), trials)
-            yield _against(f"{what}, {name}", sample, exact)
+    cases = [(what, statistic, point, name) for what, statistic, point in _cases() for name in SAMPLERS]
     rare: list[tuple[str, Statistic, Point]] = [
         (f"S of {name}, 4,096 keys", "survivors", Point(name, 4096)) for name in default_families()
     ]
     rare += [(f"C, rho {rho}, 10^7 keys", "consensus", Point(length=10**7, rho=rho)) for rho in (0.0, 0.5, -0.3)]
-    for what, statistic, point in rare:
+    cases += [(what, statistic, point, "") for what, statistic, point in rare]
+    for what, statistic, point, name in setup.share(cases):
         exact = _exact(statistic, point)
-        if exact > 0:  # bounded laws may end below the threshold
+        if name:
+            # The plain witness is the slowest, and for correlated views much so.
+            trials = {"direct": keys // 64 // (8 if point.rho else 1), "tail": keys // 64, "importance": keys >> 4}[
+                name
+            ]
+            cell = Cell(statistic, point, name, setup.first_seed(f"agreement {what}"))
+            yield _against(f"{what}, {name}", draw(cell, trials), exact)
+        elif exact > 0:  # bounded laws may end below the threshold
             cell = Cell(statistic, point, "importance", setup.first_seed(f"rare {what}"))
             yield _against(f"{what}, importance", draw(cell, keys >> 4), exact)
 
@@ -85,10 +85,11 @@ def _against(name: str, sample: Sample, exact: float) -> Finding:
     return Finding(name, sample.size, "weights", f"z = {z:+.2f}", normal(z))
 
 
+@shared
 def by_inversion(setup: Setup) -> Iterator[Finding]:
     """Scores drawn from the law one by one, compared with the threshold and counted, against the exact value."""
     amount = setup.pick(1 << 18, 1 << 22, 1 << 26)
-    for name in default_families():
+    for name in setup.share(default_families()):
         point = Point(name, 64, beta=0.3)
         law, stream, hits = point.law(), setup.stream(f"inversion {name}"), 0
         for start in range(0, amount, _CHUNK):
@@ -99,7 +100,13 @@ def by_inversion(setup: Setup) -> Iterator[Finding]:
             f"S of {name}, inversion", amount, "keys", f"{off:+.2e} from the exact value",
             both_sides(hits, amount, exact),
         )  # fmt: skip
-    for rho in (0.5, -0.3):
+
+
+@shared
+def pairs_by_inversion(setup: Setup) -> Iterator[Finding]:
+    """Correlated pairs of scores drawn one by one, and counted where both pass, against the exact value."""
+    amount = setup.pick(1 << 18, 1 << 22, 1 << 26)
+    for rho in setup.share((0.5, -0.3)):
         # Both latent normals in full, correlated by their definition.
         point = Point(length=64, beta=0.4, rho=rho)
         a = latent_threshold(point.law().tail(point.tau))
@@ -115,6 +122,7 @@ def by_inversion(setup: Setup) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+@shared
 def rows(setup: Setup) -> Iterator[Finding]:
     """The whole distribution of a row's count, not its mean alone: binomial, or a mixture where keys share a factor."""
     many, some = setup.pick(1 << 17, 1 << 22, 1 << 26), setup.pick(1 << 11, 1 << 15, 1 << 18)
@@ -124,7 +132,7 @@ def rows(setup: Setup) -> Iterator[Finding]:
         ("C, rho 0.5", "consensus", Point(length=64, beta=0.4, rho=0.5)),
         ("S, key_rho 0.3", "survivors", Point(length=64, beta=0.6, key_rho=0.3)),
     ]
-    for what, statistic, point in cases:
+    for what, statistic, point in setup.share(cases):
         most = min(point.length, 4000)
         pmf = _row_distribution(statistic, point, most)
         seed = setup.first_seed(f"rows {what}")
@@ -163,4 +171,4 @@ def _row_distribution(statistic: Statistic, point: Point, most: int) -> F64:
     return np.diff(below, prepend=0.0)
 
 
-CHECKS = (with_exact, by_inversion, rows)
+CHECKS = (with_exact, by_inversion, pairs_by_inversion, rows)

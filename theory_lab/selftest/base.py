@@ -13,11 +13,14 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from scipy import special
 
 from theory_lab.streams import Stream, cell_digest
+
+_T = TypeVar("_T")
 
 #: From the shortest to the longest; see :meth:`Setup.pick`.
 SIZES = ("quick", "standard", "nightly")
@@ -63,10 +66,24 @@ class Finding:
 
 @dataclass(frozen=True)
 class Setup:
-    """Size and seed of a self-test."""
+    """Size and seed of a self-test, and the share of a check's cases that is meant.
+
+    Attributes
+    ----------
+    size, seed : str, int
+        One of :data:`SIZES`; 0 to 2^63 - 1.
+    part : tuple of int
+        (i, n): the i-th of n shares, from 0. Processes take a share each.
+    """
 
     size: str
     seed: int
+    part: tuple[int, int] = (0, 1)
+
+    def share(self, cases: Sequence[_T]) -> Sequence[_T]:
+        """Those of a check's cases that belong to :attr:`part`; the shares in turn are all cases in their order."""
+        index, many = self.part
+        return cases[index * len(cases) // many : (index + 1) * len(cases) // many]
 
     def pick(self, quick: int, standard: int, nightly: int) -> int:
         """The amount for this size."""
@@ -91,6 +108,21 @@ class Setup:
 
 #: A check: its findings, one by one.
 Check = Callable[[Setup], Iterator[Finding]]
+#: Checks that ask :meth:`Setup.share` for their cases, none of which knows of another.
+_SHARED: set[Check] = set()
+#: Shares of such a check: more than it has cases, so that each may be drawn by itself.
+_SHARES = 64
+
+
+def shared(check: Check) -> Check:
+    """Mark a check whose cases may be drawn apart."""
+    _SHARED.add(check)
+    return check
+
+
+def shares(check: Check) -> list[tuple[int, int]]:
+    """What :attr:`Setup.part` may be: together, and in this order, they find what the check finds by itself."""
+    return [(index, _SHARES) for index in range(_SHARES)] if check in _SHARED else [(0, 1)]
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -18,7 +18,7 @@ from theory_lab.claims import Point, get_claim
 from theory_lab.estimation import SAMPLERS, Cell
 from theory_lab.estimation.base import Sample
 from theory_lab.estimation.intervals import interval
-from theory_lab.selftest.base import Finding, Setup, at_least, both_sides, said
+from theory_lab.selftest.base import Finding, Setup, at_least, both_sides, said, shared
 from theory_lab.streams import F64, Streams
 from theory_lab.studies.rates import fit_trend
 
@@ -94,6 +94,7 @@ def _missed(low: F64, high: F64, p: F64, size: int) -> float:
     return worst
 
 
+@shared
 def sequential(setup: Setup) -> Iterator[Finding]:
     """The chance that the interval EVER misses while a run doubles its trials, by dynamic programming over counts."""
     looks = setup.pick(7, 8, 9)
@@ -103,7 +104,7 @@ def sequential(setup: Setup) -> Iterator[Finding]:
         ("beta-mixture", "bernoulli", 1e-3, 0.05), ("empirical-bernstein, looks", "bounded", 0.2, 0.0),
     )  # fmt: skip
     p = np.concatenate([np.geomspace(1e-3, 0.1, setup.pick(8, 20, 60)), np.linspace(0.15, 0.95, setup.pick(6, 17, 49))])
-    for name, model, error, prior in cases:
+    for name, model, error, prior in setup.share(cases):
         empty = Sample(model, 0, 0, 0.0, 0.0, ceiling=1.0 if model == "bounded" else math.inf)  # type: ignore[arg-type]
         ends = [_ends(empty, size, error, look, prior) for look, size in enumerate(sizes, start=1)]
         worst = max(_ever_missed(ends, sizes, float(q)) for q in p) / error
@@ -147,31 +148,31 @@ def students(setup: Setup) -> Iterator[Finding]:
     yield Finding("trend, exact lines", runs, "intervals", f"{missed:,} missed, at most {error * runs:,.0f}", p)
 
 
+@shared
 def cells(setup: Setup) -> Iterator[Finding]:
     """Intervals of cells as they are drawn cover the exact value; and their lower ends rarely exceed it."""
     runs, error, trials = setup.pick(250, 4000, 40_000), 0.1, 200
-    for claim, changes in (
+    points = (
         ("tda-4.3", {"beta": 0.6}), ("tda-4.6", {"beta": 0.3}), ("tda-4.6", {"beta": 0.4, "rho": 0.5}),
         ("tda-4.3", {"beta": 0.6, "key_rho": 0.2}),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for claim, changes, name in setup.share([(*each, name) for each in points for name in SAMPLERS]):
+        sampler = SAMPLERS[name]
         point = Point("gaussian", 64).with_(**changes)
         truth = get_claim(claim).exact(point)
         assert truth is not None
-        for name, sampler in SAMPLERS.items():
-            first, missed, above = setup.first_seed(f"cells {claim} {changes} {name}"), 0, 0
-            for seed in range(first, first + runs):
-                cell = Cell(get_claim(claim).statistic, point, name, seed)
-                sample = sampler.pool(cell, [sampler.run_block(cell, 0, trials, Streams(cell.digest, 0))])
-                found = interval(sample, error)
-                missed += not found.low <= truth <= found.high
-                above += found.low > truth
-            what = f"{claim}{''.join(f', {key} {value:g}' for key, value in changes.items())}, {name}"
-            most = f"at most {error * runs:,.0f}"
-            yield Finding(
-                f"covered, {what}", runs, "cells", f"{missed:,} missed, {most}", at_least(missed, runs, error)
-            )
-            p = at_least(above, runs, error / 2)
-            yield Finding(f"exceeded, {what}", runs, "cells", f"{above:,} above, at most {error * runs / 2:,.0f}", p)
+        first, missed, above = setup.first_seed(f"cells {claim} {changes} {name}"), 0, 0
+        for seed in range(first, first + runs):
+            cell = Cell(get_claim(claim).statistic, point, name, seed)
+            sample = sampler.pool(cell, [sampler.run_block(cell, 0, trials, Streams(cell.digest, 0))])
+            found = interval(sample, error)
+            missed += not found.low <= truth <= found.high
+            above += found.low > truth
+        what = f"{claim}{''.join(f', {key} {value:g}' for key, value in changes.items())}, {name}"
+        most = f"at most {error * runs:,.0f}"
+        yield Finding(f"covered, {what}", runs, "cells", f"{missed:,} missed, {most}", at_least(missed, runs, error))
+        p = at_least(above, runs, error / 2)
+        yield Finding(f"exceeded, {what}", runs, "cells", f"{above:,} above, at most {error * runs / 2:,.0f}", p)
 
 
 CHECKS = (fixed_size, bounded_values, sequential, students, cells)

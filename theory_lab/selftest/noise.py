@@ -10,7 +10,7 @@ import numpy as np
 from theory_lab.noise import Law, Scale, default_families, get_family
 from theory_lab.noise.continuous import StudentTLaw
 from theory_lab.noise.discrete import AtomLaw
-from theory_lab.selftest.base import Finding, Setup, chi_square, normal, said
+from theory_lab.selftest.base import Finding, Setup, chi_square, normal, said, shared
 
 #: Every family with its defaults, and some at the edges of their parameters.
 FAMILIES = (*default_families(), "beta(0.5)", "beta(5)", "truncated-normal(4)", "student-t(6)", "student-t(1.5)")
@@ -26,10 +26,11 @@ def law_of(family: str) -> Law:
     return get_family(family).scaled(_SCALE)
 
 
+@shared
 def draws(setup: Setup) -> Iterator[Finding]:
     """Histograms that reach into both tails; mean and mean square where the tails allow it."""
     amount = setup.pick(1 << 17, 1 << 21, 1 << 25)
-    for name in FAMILIES:
+    for name in setup.share(FAMILIES):
         law, stream = law_of(name), setup.stream(f"noise {name}")
         edges, expected = _classes(law)
         counts = np.zeros(len(expected), dtype=np.int64)

@@ -15,7 +15,7 @@ from scipy import special
 
 from theory_lab.claims.base import Point
 from theory_lab.estimation.base import Cell
-from theory_lab.selftest.base import Finding, Setup, chi_square, normal, said
+from theory_lab.selftest.base import Finding, Setup, chi_square, normal, said, shared
 from theory_lab.selftest.randomness import BATTERY
 from theory_lab.streams import U64, Stream, Streams, open_uniform, threshold_word
 
@@ -114,10 +114,11 @@ def words_are_philox(setup: Setup) -> Iterator[Finding]:
     )
 
 
+@shared
 def battery(setup: Setup) -> Iterator[Finding]:
     """Every test of the battery on every source."""
     amount = setup.pick(1 << 18, 1 << 23, 1 << 26)
-    for source, streams in _sources(setup).items():
+    for source, streams in setup.share(list(_sources(setup).items())):
         parts = [amount] if amount <= _PART else [_PART] * (amount // _PART)
         # Parts of 2^22 words, so that memory stays the same; each is a test of its own.
         for part, size in enumerate(parts):

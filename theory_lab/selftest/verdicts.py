@@ -15,7 +15,7 @@ from scipy import special
 
 from theory_lab.claims import CLAIMS, Point, get_claim
 from theory_lab.experiments import Budget, Settings, run
-from theory_lab.selftest.base import Finding, Setup, at_least, at_most
+from theory_lab.selftest.base import Finding, Setup, at_least, at_most, shared
 
 #: Must come out VIOLATED: the theorem's assumption fails, or the bound is half of what is attained.
 CONTROLS: dict[str, dict[str, Any]] = {
@@ -54,18 +54,19 @@ def _ratio(claim: str, length: int, head_dim: int = 64) -> float:
     return exact / found.bound(point)
 
 
+@shared
 def false_alarms(setup: Setup) -> Iterator[Finding]:
     """Each claim by itself, one cell a run, wrong either way; every estimator."""
     runs = setup.pick(40, 600, 6000)
-    for claim in CLAIMS:
+    for claim, wrong in setup.share([(claim, wrong) for claim in CLAIMS for wrong in ("VIOLATED", "HOLDS")]):
         ratio = _ratio(claim, 64)
-        for wrong, scale in (("VIOLATED", ratio), ("HOLDS", ratio / 1.01 * (1 - 1e-9))):
-            first, found = setup.first_seed(f"false {wrong} {claim}"), 0
-            for index in range(runs):
-                estimator = ("direct", "tail", "importance")[index % 3]
-                settings = _settings(claim, 64, scale, first + index, trials=500, estimator=estimator)
-                found += bool((run(settings, workers=1).verdict == wrong).any())
-            yield _alarms(f"false {wrong}, {claim}", found, runs)
+        scale = ratio if wrong == "VIOLATED" else ratio / 1.01 * (1 - 1e-9)
+        first, found = setup.first_seed(f"false {wrong} {claim}"), 0
+        for index in range(runs):
+            estimator = ("direct", "tail", "importance")[index % 3]
+            settings = _settings(claim, 64, scale, first + index, trials=500, estimator=estimator)
+            found += bool((run(settings, workers=1).verdict == wrong).any())
+        yield _alarms(f"false {wrong}, {claim}", found, runs)
 
 
 def _alarms(name: str, found: int, runs: int) -> Finding:
@@ -114,10 +115,11 @@ def _uncorrelated(r: float, size: int) -> float:
     return float(2.0 * special.stdtr(size - 2, -r * np.sqrt((size - 2) / (1.0 - r * r))))
 
 
+@shared
 def sequential(setup: Setup) -> Iterator[Finding]:
     """Runs that stop when they are decided, with the bound at the exact value: up to nine looks."""
     runs = setup.pick(40, 600, 6000)
-    for claim, estimator in (("tda-4.3", "tail"), ("tda-4.6", "importance")):
+    for claim, estimator in setup.share((("tda-4.3", "tail"), ("tda-4.6", "importance"))):
         ratio, first, wrong, looked = _ratio(claim, 64), setup.first_seed(f"sequential {claim}"), 0, 0
         for index in range(runs):
             settings = _settings(
@@ -129,10 +131,11 @@ def sequential(setup: Setup) -> Iterator[Finding]:
         yield _alarms(f"false VIOLATED in a sequential run, {claim}, {estimator}", wrong, runs)
 
 
+@shared
 def power(setup: Setup) -> Iterator[Finding]:
     """Negative controls are VIOLATED in at least 99 of 100 runs at the default budget."""
     runs = setup.pick(6, 100, 1000)
-    for name, changes in CONTROLS.items():
+    for name, changes in setup.share(list(CONTROLS.items())):
         first = setup.first_seed(f"control {name}")
         found = sum(
             bool((run(Settings(seed=first + i, **changes), workers=1).verdict == "VIOLATED").all()) for i in range(runs)
@@ -140,10 +143,11 @@ def power(setup: Setup) -> Iterator[Finding]:
         yield Finding(f"control, {name}", runs, "runs", f"{found:,} VIOLATED", at_most(found, runs, 0.99))
 
 
+@shared
 def true_cases(setup: Setup) -> Iterator[Finding]:
     """True cases at the default budget and error rate are not VIOLATED, and an easy one is HOLDS."""
     runs = setup.pick(6, 100, 1000)
-    for noise, claim in TRUE_CASES:
+    for noise, claim in setup.share(TRUE_CASES):
         first = setup.first_seed(f"true {noise} {claim}")
         verdicts = [
             run(Settings((claim,), (noise,), (10**4,), seed=first + i), workers=1).verdict.iloc[0] for i in range(runs)
