@@ -11,11 +11,15 @@ import argparse
 import json
 import multiprocessing
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,8 @@ sys.dont_write_bytecode = True
 _PART = 30_000
 #: Seconds of wall-clock time without an answer after which a process is ended from outside.
 _SILENT = 180.0
+#: Findings after which a target is left.
+_MOST_FOUND = 2000
 
 
 def main() -> int:
@@ -38,6 +44,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="end after so long, however many inputs that were")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--processes", type=int, default=1, help="inputs of so many parts side by side (default 1)")
+    parser.add_argument("--commit", help="of the code, where it is no checkout")
     parser.add_argument("--target", action="append", help="only this one; repeatable")
     parser.add_argument("--out", help="write what was counted and found here, as JSON")
     parser.add_argument("--list", action="store_true", help="list the targets, and leave")
@@ -54,6 +62,12 @@ def main() -> int:
         return figures(chosen.figures)
     from fuzz_targets import TARGETS
 
+    from theory_lab.selftest.certificate import code_hash
+    from theory_lab.store import write_whole
+    from theory_lab.store.versions import provenance
+
+    if chosen.processes < 1:
+        parser.error(f"processes: {chosen.processes}; 1 or more is allowed")
     targets = {target.name: target for target in TARGETS}
     if chosen.list:
         print("\n".join(targets))
@@ -74,19 +88,21 @@ def main() -> int:
 
         fuzz_harness.warm(any(targets[name].heavy for name in names))
     end = None if chosen.minutes is None else time.monotonic() + 60 * chosen.minutes
-    report: dict[str, Any] = {"seed": chosen.seed, "targets": {}}
+    report: dict[str, Any] = {
+        "seed": chosen.seed, "first": chosen.first, "processes": chosen.processes, "code": code_hash(),
+        "commit": chosen.commit or provenance()["commit"], "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "python": platform.python_version(), "targets": {},
+    }  # fmt: skip
     began = time.monotonic()
-    for place, name in enumerate(names):
-        part = targets[name].share / whole
-        until = None
-        if end is not None:  # what is left is dealt out by share
-            left = sum(targets[n].share for n in names[place:])
-            until = time.monotonic() + max(end - time.monotonic(), 0) * targets[name].share / left
-        count = max(round(chosen.inputs * part), 1)
-        if chosen.coverage:
-            tally = _covered(name, chosen.seed, count, until)
-        else:
-            tally = _target(name, chosen.seed, chosen.first, count, until)
+    counts = {name: max(round(chosen.inputs * targets[name].share / whole), 1) for name in names}
+
+    def keep() -> None:
+        report["seconds"] = round(time.monotonic() - began, 1)
+        if chosen.out:
+            write_whole(chosen.out, json.dumps(report, indent=1).encode())
+
+    def show(name: str) -> None:
+        tally = report["targets"][name]
         print(line(name, tally), flush=True)
         for finding in tally["findings"]:
             print(
@@ -95,10 +111,33 @@ def main() -> int:
         if chosen.show:
             for message in sorted(tally["messages"].values()):
                 print(f"    {message}")
-        report["targets"][name] = tally
-        report["seconds"] = round(time.monotonic() - began, 1)
-        if chosen.out:
-            Path(chosen.out).write_text(json.dumps(report, indent=1), encoding="utf-8")
+
+    if chosen.coverage:
+        for place, name in enumerate(names):
+            report["targets"][name] = _covered(name, chosen.seed, counts[name], _until(end, targets, names[place:]))
+            show(name)
+            keep()
+    else:
+        parts = {name: parts_of(targets[name], chosen.seed, chosen.first, counts[name]) for name in names}
+        # With a time to end at, the targets get their shares of it in turn. Without, all go together, and those come
+        # first that take long to warm up, or long for an input: there are few of these.
+        order = sorted(names, key=lambda name: (-targets[name].settled, counts[name]))
+        rounds = [order] if end is None else [[name] for name in names]
+        for place, some in enumerate(rounds):
+            until = _until(end, targets, names[place:])
+            done: dict[str, list[Part]] = {name: [] for name in some}
+            for part in together([part for name in some for part in parts[name]], chosen.processes, until):
+                done[part.name] = sorted([*done[part.name], part], key=lambda one: one.first)
+                report["targets"][part.name] = merged(one.tally for one in done[part.name])
+                if len(done[part.name]) == len(parts[part.name]):
+                    show(part.name)
+                keep()
+            for name in some:
+                if len(done[name]) < len(parts[name]):  # cut short
+                    report["targets"].setdefault(name, _nothing())
+                    show(name)
+        report["targets"] = {name: report["targets"][name] for name in names}
+    keep()
     counted = list(report["targets"].values())
     inputs, bad = sum(t["inputs"] for t in counted), sum(t["found"] for t in counted)
     messages = sum(len(t["messages"]) for t in counted)
@@ -109,18 +148,24 @@ def main() -> int:
     return 1 if bad else 0
 
 
+def _until(end: float | None, targets: dict[str, Any], left: list[str]) -> float | None:
+    """When the first of the targets that are left has had its share of the time that is left."""
+    if end is None:
+        return None
+    now = time.monotonic()
+    return now + max(end - now, 0) * targets[left[0]].share / sum(targets[name].share for name in left)
+
+
 def figures(files: list[str]) -> int:
     """Put the table of some runs between the marks in SECURITY.md."""
-    rows: dict[str, dict[str, Any]] = {}
-    for file in files:
-        for name, tally in json.loads(Path(file).read_text(encoding="utf-8"))["targets"].items():
-            row = rows.setdefault(name, _nothing())
-            for key in ("inputs", "taken", "refused", "found"):
-                row[key] += tally[key]
-            for key in ("slowest", "memory"):
-                row[key] = max(row[key], tally[key])
-            row["messages"].update(tally["messages"])
+    runs = [json.loads(Path(file).read_text(encoding="utf-8")) for file in files]
+    names = sorted({name for run in runs for name in run["targets"]})
+    rows = {name: merged(run["targets"][name] for run in runs if name in run["targets"]) for name in names}
+    total = {key: sum(row[key] for row in rows.values()) for key in ("inputs", "found", "seconds")}
+    said = [_about(run) for run in runs]
     lines = [
+        f"{total['inputs']:,} inputs, {total['found']:,} findings: {'; '.join(dict.fromkeys(said))}.",
+        "",
         "| target | inputs | taken | refused | distinct messages | slowest, s | memory, MB | findings |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
@@ -140,6 +185,16 @@ def figures(files: list[str]) -> int:
     page.write_text(head + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2], encoding="utf-8")
     print(lines[-1])
     return 0
+
+
+def _about(run: dict[str, Any]) -> str:
+    """Which inputs a run had, when, of which code, and how long it took."""
+    commit = f"commit {run['commit'][:7]}" if run["commit"] else f"code {run['code'][:12]}"
+    many = "1 process" if run["processes"] == 1 else f"{run['processes']} processes"
+    return (
+        f"seed {run['seed']}, from input {run['first']} of each target on, {run['date']}, {commit}, "
+        f"Python {run['python']}, {many}, {run['seconds']:,.0f} s"
+    )
 
 
 def _nothing() -> dict[str, Any]:
@@ -194,74 +249,148 @@ def _covered(name: str, seed: int, inputs: int, until: float | None) -> dict[str
     return {**whole, "seconds": time.monotonic() - began}
 
 
-def _target(name: str, seed: int, first: int, inputs: int, until: float | None) -> dict[str, Any]:
-    """All inputs of one target, in processes of :data:`_PART` each."""
+class Part:
+    """Some inputs of one target, in a process of its own, and in another one after each that is lost.
+
+    Parameters
+    ----------
+    name : str
+        The target.
+    seed, first, last : int
+        Its inputs.
+    """
+
+    def __init__(self, name: str, seed: int, first: int, last: int) -> None:
+        self.name, self.seed, self.first, self.last = name, seed, first, last
+        self.tally = _nothing()
+        self._until: float | None = None
+        self._fatal: list[int] = []
+
+    def start(self, until: float | None) -> None:
+        """Begin; after ``until`` (of time.monotonic) it ends by itself."""
+        self._until, self._began = until, time.monotonic()
+        self._start(self.first)
+
+    def _start(self, at: int) -> None:
+        self._from = at
+        # A fork has everything imported already; what is imported starts no threads.
+        context = multiprocessing.get_context("fork")
+        self.pipe, theirs = context.Pipe(duplex=False)
+        # In shared memory: a word about every input through a pipe would cost as much as it.
+        self._at = context.RawValue("q", at)
+        self._process = context.Process(
+            target=_work, args=(self.name, self.seed, at, self.last, self._fatal, self._until, self._at, theirs)
+        )
+        self._process.start()
+        theirs.close()
+        self._said: dict[str, Any] | None = None
+        self._seen, self._since = at, time.monotonic()
+
+    def ended(self) -> bool:
+        """Hear what it says; whether it is done."""
+        try:
+            while self.pipe.poll():
+                said = self.pipe.recv()
+                if "broken" in said:
+                    sys.exit(said["broken"])
+                self._said, self._from = said["tally"], said["at"]
+                if said["finished"]:
+                    self._process.join()
+                    return self._take(said["tally"])
+        except EOFError:
+            self._process.join()
+            return self._lost("crash", f"the process ended with code {self._process.exitcode}")
+        if self._at.value != self._seen:
+            self._seen, self._since = self._at.value, time.monotonic()
+        elif time.monotonic() - self._since > _SILENT:
+            self.kill()
+            return self._lost("hang", f"no answer within {_SILENT:g} s")
+        return False
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.join()
+
+    def _lost(self, kind: str, words: str) -> bool:
+        """Count the input that ended the process, and go on without it from what was said last; whether that is all."""
+        kept = self._said or _nothing()
+        kept["inputs"] += 1
+        kept["found"] += 1
+        at = self._at.value
+        kept["findings"].append(
+            {"target": self.name, "index": at, "kind": kind, "words": words, "where": "", "input": None}
+        )
+        self._take(kept)
+        self._fatal.append(at)
+        if self.tally["found"] > _MOST_FOUND or _over(self._until):
+            return True
+        self._start(self._from)
+        return False
+
+    def _take(self, tally: dict[str, Any]) -> bool:
+        self.pipe.close()
+        self.tally = merged([self.tally, tally])
+        self.tally["seconds"] = time.monotonic() - self._began
+        return True
+
+
+def merged(tallies: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What was counted in several parts of a target, given in their order."""
     whole = _nothing()
-    began = time.monotonic()
-    at, last = first, first + inputs
-    while at < last and (until is None or time.monotonic() < until):
-        done, at = _part(name, seed, at, min(at + _PART, last), until)
-        for key in ("inputs", "taken", "refused", "found"):
-            whole[key] += done[key]
+    for tally in tallies:
+        for key in ("inputs", "taken", "refused", "found", "seconds"):
+            whole[key] += tally.get(key, 0)
         for key in ("slowest", "memory"):
-            whole[key] = max(whole[key], done[key])
-        whole["messages"].update(done["messages"])
-        whole["seconds"] = time.monotonic() - began
+            whole[key] = max(whole[key], tally[key])
+        for shape, message in tally["messages"].items():
+            whole["messages"].setdefault(shape, message)
         known = {(f["kind"], f["where"], f["words"][:40]) for f in whole["findings"]}
-        for finding in done["findings"]:  # each kind of fault once
+        for finding in tally["findings"]:  # each kind of fault once
             key = (finding["kind"], finding["where"], finding["words"][:40])
             if key not in known and len(whole["findings"]) < 60:
                 known.add(key)
                 whole["findings"].append(finding)
-        if whole["found"] > 2000:
-            break
     return whole
 
 
-def _part(name: str, seed: int, first: int, last: int, until: float | None) -> tuple[dict[str, Any], int]:
-    """Inputs ``first`` to ``last`` in one process; what was found, and the first input that is not done."""
-    # A fork has everything imported already; what is imported starts no threads.
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    at = context.RawValue(
-        "q", first
-    )  # in shared memory: a word about every input through a pipe would cost as much as it
-    process = context.Process(target=_work, args=(name, seed, first, last, until, at, theirs))
-    process.start()
-    theirs.close()
-    tally: dict[str, Any] | None = None
-    seen, since = at.value, time.monotonic()
+def parts_of(target: Any, seed: int, first: int, inputs: int) -> list[Part]:
+    """A target's inputs as parts that may run side by side: the same ones in however many processes."""
+    # Memory is limited once everything is imported: that first stretch of a part stays a small one.
+    size = min(max(-(-inputs // 8), 20 * target.settled), _PART)
+    last = first + inputs
+    return [Part(target.name, seed, at, min(at + size, last)) for at in range(first, last, size)]
+
+
+def together(parts: list[Part], processes: int, until: float | None) -> Iterator[Part]:
+    """Parts as they end, so many at a time; after ``until`` none begins."""
+    waiting, running = list(parts), []
+    found: dict[str, int] = {}
     try:
-        while True:
-            if ours.poll(2.0):
-                said = ours.recv()
-                if "broken" in said:
-                    sys.exit(said["broken"])
-                tally = said["tally"]
-                if said["finished"]:
-                    process.join()
-                    return said["tally"], said["at"]
-            if at.value != seen:
-                seen, since = at.value, time.monotonic()
-            elif time.monotonic() - since > _SILENT:
-                process.kill()
-                return _ended(name, tally, at.value, "hang", f"no answer within {_SILENT:g} s")
-    except EOFError:
-        process.join()
-        return _ended(name, tally, at.value, "crash", f"the process ended with code {process.exitcode}")
+        while waiting or running:
+            while waiting and len(running) < processes:
+                part = waiting.pop(0)
+                if not _over(until) and found.get(part.name, 0) <= _MOST_FOUND:
+                    part.start(until)
+                    running.append(part)
+            connection.wait([part.pipe for part in running], 1.0)
+            for part in [part for part in running if part.ended()]:
+                running.remove(part)
+                found[part.name] = found.get(part.name, 0) + part.tally["found"]
+                yield part
+    finally:
+        for part in running:
+            part.kill()
 
 
-def _ended(name: str, tally: dict[str, Any] | None, at: int, kind: str, words: str) -> tuple[dict[str, Any], int]:
-    """The tally of a process that was lost, as it had said it last, and the input that it was at."""
-    kept = tally or _nothing()
-    kept["inputs"] += 1
-    kept["found"] += 1
-    kept["findings"].append({"target": name, "index": at, "kind": kind, "words": words, "where": "", "input": None})
-    return kept, at + 1
+def _over(until: float | None) -> bool:
+    return until is not None and time.monotonic() >= until
 
 
-def _work(name: str, seed: int, first: int, last: int, until: float | None, at: Any, pipe: Any) -> None:
-    """One process: its inputs; ``at`` says which one runs, since it may end the process."""
+def _work(
+    name: str, seed: int, first: int, last: int, fatal: list[int], until: float | None, at: Any, pipe: Any
+) -> None:
+    """One process: its inputs but those that ended another; ``at`` says which one runs, since it may end this one."""
     import warnings
 
     import fuzz_harness as harness
@@ -275,6 +404,9 @@ def _work(name: str, seed: int, first: int, last: int, until: float | None, at: 
         index, began = first, time.monotonic()
         warm, memory, told = False, 0, 0.0
         while index < last and (until is None or time.monotonic() < until):
+            if index in fatal:
+                index += 1
+                continue
             try:
                 value = target.make(harness.seeded(name, seed, index))
             except Exception as error:  # a fault of the fuzzer
@@ -284,7 +416,7 @@ def _work(name: str, seed: int, first: int, last: int, until: float | None, at: 
             if os.getppid() != parent:  # killed, and this process with it
                 os._exit(1)
             if time.monotonic() - told > 5.0:
-                pipe.send({"finished": False, "tally": _plain(tally)})
+                pipe.send({"finished": False, "at": index, "tally": _plain(tally)})
                 told = time.monotonic()
             found = harness.run_one(target, value, place, tally, index)
             if found is not None and found.kind == "hang":
