@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import re
@@ -270,14 +271,8 @@ class Run:
 
     def survivors(self) -> list[int]:
         """Processes of its session that are still there."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != self.process.pid:
-                with contextlib.suppress(OSError, IndexError, ValueError):
-                    words = (entry / "stat").read_text().rpartition(")")[2].split()
-                    if int(words[3]) == self.process.pid and words[0] != "Z":
-                        found.append(int(entry.name))
-        return found
+        own = self.process.pid
+        return [pid for pid, words in _processes() if int(words[3]) == own and words[0] != "Z" and pid != own]
 
     def finish(self) -> tuple[int, str]:
         """Wait for its end: exit code and standard error."""
@@ -294,28 +289,53 @@ class Run:
 
 
 def _children(pid: int) -> list[int]:
-    found = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
+    return [child for child, words in _processes() if int(words[1]) == pid]
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    """Number of every process, and what its stat says after its name: state, parent, group, session, ..."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                found += [int(word) for word in (task / "children").read_text().split()]
-    return found
+                words = (entry / "stat").read_text().rpartition(")")[2].split()
+                if len(words) > 3:
+                    yield int(entry.name), words
 
 
 class Bench:
-    """A folder to try faults in, and what the sweep gives there undisturbed.
+    """A folder to try faults in, and what the sweep gives undisturbed.
 
     Parameters
     ----------
     work : Path
-        Where everything happens.
-    scheduler : str, optional
-        Address of a Dask scheduler for the runs that are asked to use it.
+        Where everything happens. What benches side by side have in common is in the folder above it.
+    known : tuple of Path and Reference, optional
+        The undisturbed run of another bench; by default it is run here.
     """
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, known: tuple[Path, Reference] | None = None) -> None:
         self.work = work
         work.mkdir(parents=True, exist_ok=True)
+        #: Number of the fault that is tried: it decides how its run is resumed.
+        self.turn = 0
+        self._count = 0
+        self.whole, self.reference = known or self._undisturbed()
+
+    @property
+    def known(self) -> tuple[Path, Reference]:
+        """The undisturbed run, for another bench."""
+        return self.whole, self.reference
+
+    @contextlib.contextmanager
+    def common(self, name: str) -> Iterator[Path]:
+        """A path beside all benches, held by one of them at a time."""
+        path = self.work.parent / name
+        with open(f"{path}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield path
+
+    def _undisturbed(self) -> tuple[Path, Reference]:
+        work = self.work
         self.whole = work / "whole"
         shutil.rmtree(self.whole, ignore_errors=True)
         run = Run((*SWEEP, *POOL, "--out", str(self.whole)), work, anew=True)
@@ -333,8 +353,7 @@ class Bench:
         if problems:
             raise SystemExit(f"the undisturbed run left {problems}")
         rows = pd.read_parquet(self.whole / "rows.parquet").drop(columns="seconds")
-        self.reference = Reference(rows, blocks, findings, ended - run.started, ended - began)
-        self._count = self._settled = 0
+        return self.whole, Reference(rows, blocks, findings, ended - run.started, ended - began)
 
     def fresh(self) -> Path:
         """A name for a new results folder."""
@@ -365,12 +384,11 @@ class Bench:
     def settle(self, out: Path, outcome: Outcome, *more: str, env: dict[str, str] | None = None) -> Outcome:
         """Resume the sweep and compare what it gives with the undisturbed run.
 
-        Every fourth resume is a command as a user types it, as is each with options of its own; the others call
-        :func:`theory_lab.check`, which saves a start of Python.
+        The resume of every fourth fault is a command as a user types it, as is each with options of its own; the
+        others call :func:`theory_lab.check`, which saves a start of Python.
         """
         outcome.intact = self.intact(out)
-        self._settled += 1
-        if more or env or self._settled % 4 == 0:
+        if more or env or self.turn % 4 == 3:
             code, text = self.start(out, *more, resume=True, env=env, anew=True).finish()
             outcome.tracebacks += count_tracebacks(text)
             match = _FOUND.search(text)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -373,7 +373,6 @@ class Cluster:
 
     def __init__(self, work: Path) -> None:
         self._work = work
-        self._ports = itertools.count(int(np.random.default_rng().integers(20000, 50000)))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.address = ""
 
@@ -381,7 +380,7 @@ class Cluster:
         """Start what does not run."""
         if not self._runs("scheduler"):
             self.stop()
-            port = next(self._ports)
+            port = _free_port()
             self.address = f"tcp://127.0.0.1:{port}"
             self._start("scheduler", "scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard")
         for name in ("worker-0", "worker-1"):
@@ -414,6 +413,12 @@ class Cluster:
             process.kill()
             process.wait()
         self.processes = {}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 _cluster: Cluster | None = None

@@ -21,9 +21,9 @@ _PROBE = ("probe", "softmax-pico", "--length", "32", "--windows", "1", "--format
 
 def _model(bench: Bench) -> Path:
     """A model that was trained undisturbed."""
-    path = bench.work.parent / "model"
-    if not path.exists():
-        _whole(Run((*_TRAIN, "--out", str(path)), bench.work))
+    with bench.common("model") as path:
+        if not path.exists():
+            _whole(Run((*_TRAIN, "--out", str(path)), bench.work))
     return path
 
 
@@ -69,9 +69,9 @@ def kill_training(bench: Bench, rng: np.random.Generator) -> Outcome:
 
 def kill_probe(bench: Bench, rng: np.random.Generator) -> Outcome:
     """SIGKILL of a probe: its rows at the end are those of an undisturbed one."""
-    whole = bench.work.parent / "probed"
-    if not whole.exists():
-        _whole(Run((*_PROBE, "--out", str(whole)), bench.work))
+    with bench.common("probed") as whole:
+        if not whole.exists():
+            _whole(Run((*_PROBE, "--out", str(whole)), bench.work))
     out = bench.fresh()
     outcome = _killed(bench, (*_PROBE, "--out", str(out)), out, 2.0, rng)
     if not outcome.lost and not _same_tables(whole, out):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import fault_page
 import faults
 import numpy as np
 import pandas as pd
@@ -78,6 +79,79 @@ def test_table_and_records(
         ("rows", 3, 6),
     ]
     assert len(pd.read_csv(out / "faults.csv")) == 5
+
+
+def test_the_same_faults_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Bench) -> None:
+    """In one process and in two; and none begins after the time is over."""
+    monkeypatch.setattr(faults, "Bench", lambda work: bench)
+    monkeypatch.setenv("PYTHONPATH", "")
+    found = []
+    for processes, more in (("1", []), ("2", []), ("1", ["--seconds", "0"])):
+        out = tmp_path / f"{processes}{len(more)}"
+        words = ["--kinds", "cell-flipped,rows", "--share", "0.17", "--processes", processes, "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", ["faults", *words, *more])
+        assert faults.main() == 0
+        found.append(pd.read_csv(out / "faults.csv").drop(columns="seconds"))
+    assert len(found[0]) == 3
+    pd.testing.assert_frame_equal(found[0], found[1])
+    assert found[2].empty
+    assert json.loads((out / "summary.json").read_text())["not_begun"] == 3
+
+
+def test_a_kind_cut_short_does_not_replace_a_whole_one() -> None:
+    def records(kind: str, *numbers: int, seconds: float) -> list[faults.Record]:
+        return [faults.Record(kind, number, 0, 0, 0, 0, 1, 1, seconds, "") for number in numbers]
+
+    some = [kind for kind in KINDS if kind.name in ("rows", "timings", "manifest")]
+    tried = faults.Tried(some, 1.0, [*records("rows", *range(4), seconds=1), *records("timings", *range(3), seconds=1)])
+    tried.records += [*records("rows", 1, 0, seconds=2), *records("timings", 0, 2, 1, seconds=2)]
+    tried.records += records("manifest", 5, seconds=2)
+    found, kinds = tried.all()
+    assert [(record.kind, record.trial, record.seconds) for record in found] == [
+        ("manifest", 5, 2), *(("timings", number, 2) for number in range(3)),
+        *(("rows", number, 1) for number in range(4)),
+    ]  # fmt: skip
+    assert [kind.name for kind in kinds] == ["manifest", "timings", "rows"]
+
+
+def test_the_page_is_written_from_the_files_of_a_run(tmp_path: Path) -> None:
+    root, run = tmp_path / "root", tmp_path / "run"
+    (root / "docs").mkdir(parents=True)
+    run.mkdir()
+    page = root / "docs" / "reliability.md"
+    page.write_text("before\n<!-- measured -->\nold\n<!-- end -->\nafter\n")
+    kinds = [
+        {
+            "kind": "rows",
+            "what": "rows gone",
+            "tried": 2,
+            "sigkills": 1,
+            "lost": 1,
+            "changed": 0,
+            "tracebacks": 0,
+            "untidy": 0,
+        }
+    ]
+    summary = {
+        "faults": 2, "kinds": kinds, "not_tried": {"disk-full": "mounting needs root"}, "not_begun": 3, "seed": 4,
+        "processes": 8, "wall_seconds": 90.0, "date": "2026-01-02", "commit": "0123456789",
+    }  # fmt: skip
+    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "faults.csv").write_text(
+        "kind,trial,lost,changed,tracebacks,untidy,notes\nrows,0,1,0,0,0,a|b\nrows,1,0,0,0,0,\n"
+    )
+    assert fault_page.write_page(run, root) == 0
+    text = page.read_text()
+    assert text.startswith("before\n<!-- measured -->\n2 faults of 1 kinds, with 1 SIGKILLs")
+    assert text.endswith("<!-- end -->\nafter\n")
+    for words in (
+        "| rows gone (`rows`) | 2 | 1 | 0 | 0 | 0 |", "commit 0123456, seed 4, on 2026-01-02, 8 faults at a time",
+        "Not tried: `disk-full`, because mounting needs root.", "3 more faults were not begun",
+        "- `rows`, number 0: 1 lost (a/b)",
+    ):  # fmt: skip
+        assert words in text
+    assert "old" not in text
+    assert (root / "figures" / "reliability" / "faults.csv").exists()
 
 
 def test_the_page_states_what_was_measured() -> None:
