@@ -190,9 +190,10 @@ def _missing(work: Path) -> dict[str, str]:
     missing = {}
     if not can_mount(work):
         missing["root"] = "mounting a small disk needs root"
-    for name, module, what in (("dask", "distributed", "dask.distributed"), ("torch", "transformers", "transformers")):
-        if importlib.util.find_spec(module) is None:
-            missing[name] = f"{what} is not installed"
+    for need, modules in (("dask", ("distributed",)), ("torch", ("torch", "transformers", "accelerate"))):
+        for module in modules:
+            if importlib.util.find_spec(module) is None:
+                missing[need] = f"{module} is not installed"
     return missing
 
 
