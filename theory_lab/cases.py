@@ -10,13 +10,17 @@ import importlib.util
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple, overload
+
+import numpy as np
 
 from theory_lab.catalog import find
 from theory_lab.claims import CLAIMS, Claim, Point, get_claim
+from theory_lab.claims.points import AXES, Points
 from theory_lab.errors import InputError
 from theory_lab.estimation import CERTAIN, Cell, choose, suits_gpu
 from theory_lab.estimation.device import LAWS, obstacle
@@ -24,6 +28,7 @@ from theory_lab.estimation.intervals import Interval
 from theory_lab.estimation.worst_case import sandwich
 from theory_lab.noise import ANY_LAW, default_families, get_family
 from theory_lab.settings import Settings
+from theory_lab.streams import F64
 from theory_lab.studies import STUDIES, Piece, Request, Study
 
 DEFAULT_CLAIMS = ("tda-4.3", "tda-4.6")
@@ -46,8 +51,64 @@ class Case:
         return Cell(self.claim.statistic, self.point, self.estimator, seed, self.device)
 
 
+@dataclass(frozen=True)
+class Group:
+    """Cases of one claim and one noise as columns.
+
+    Attributes
+    ----------
+    claim : Claim
+    points : Points
+    estimators, devices : list of str
+        Of each point.
+    bound_scale : float
+        Factor on the claim's bound.
+    """
+
+    claim: Claim
+    points: Points
+    estimators: list[str]
+    devices: list[str]
+    bound_scale: float
+
+    @cached_property
+    def bounds(self) -> F64:
+        """The claim's bounds, scaled; shape (points,)."""
+        return np.array(self.points.map(self.claim.bound), dtype=float) * self.bound_scale
+
+    def case(self, row: int) -> Case:
+        """One of them."""
+        point = self.points[row]
+        bound = self.claim.bound(point) * self.bound_scale
+        return Case(self.claim, point, self.estimators[row], bound, self.devices[row])
+
+
+class Cases(Sequence[Case]):
+    """The cases of a run, made when they are asked for: a sweep has many, and works on its groups."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.groups = tuple(group for group in groups if len(group.points))
+        self._ends = list(itertools.accumulate(len(group.points) for group in self.groups))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Case: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Case]: ...
+
+    def __getitem__(self, index: int | slice) -> Case | list[Case]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        index = range(len(self))[index]
+        group = bisect_right(self._ends, index)
+        return self.groups[group].case(index - (self._ends[group - 1] if group else 0))
+
+
 @lru_cache(maxsize=4)
-def build_cases(settings: Settings) -> list[Case]:
+def build_cases(settings: Settings) -> Cases:
     """All combinations of the settings, each once, in the order claim, noise, constants, length.
 
     Raises
@@ -55,34 +116,51 @@ def build_cases(settings: Settings) -> list[Case]:
     InputError
         If a combination is impossible.
     """
-    named = [name for name in settings.claims or CLAIMS if name in CLAIMS]
+    named = dict.fromkeys(name for name in settings.claims or CLAIMS if name in CLAIMS)
     families = settings.noise or (*default_families(), ANY_LAW)
     if settings.estimator == "worst-case":
         families = (ANY_LAW,)
     elif not settings.noise and settings.estimator != "auto":
         families = tuple(default_families())
-    cases: dict[tuple[str, Point], Case] = {}
-    for claim_id, noise in itertools.product(named, families):
+    names = dict.fromkeys(noise if noise == ANY_LAW else get_family(noise).name for noise in families)
+    known: dict[tuple[str, bool], Points] = {}
+    chosen: dict[tuple[str, str, bool], list[tuple[str, str]]] = {}
+    groups = []
+    for claim_id, noise in itertools.product(named, names):
         claim = get_claim(claim_id)
-        name = noise if noise == ANY_LAW else get_family(noise).name
-        constants = ("head_dim", "kappa", "beta", "sigma", "rho", "key_rho")
-        grid = itertools.product(*map(settings.grid, constants), sorted(set(settings.grid("length"))))
-        for head_dim, kappa, beta, sigma, rho, key_rho, length in grid:
-            rho_used = rho if "rho" in claim.parameters else 0.0
-            point = Point(name, length, head_dim, kappa, beta, sigma, rho_used, key_rho)
-            if noise == ANY_LAW:
-                point = point.with_(key_rho=0.0)  # by linearity the bound is the same
-                if not settings.noise and settings.estimator == "auto" and rho_used != 0:
-                    continue  # the class of all correlated pairs has no certificate
-            if not settings.claims and claim_id not in DEFAULT_CLAIMS and _adds_nothing(claim, point):
-                continue
-            bound = claim.bound(point) * settings.bound_scale
-            estimator, device = _estimator(settings, claim, point)
-            cases.setdefault((claim_id, point), Case(claim, point, estimator, bound, device))
-    made = list(cases.values())
+        of_rho = "rho" in claim.parameters
+        if (noise, of_rho) not in known:
+            known[noise, of_rho] = Points.product(noise, _axes(settings, noise, of_rho))
+        points = known[noise, of_rho]
+        key = (claim.statistic, noise, of_rho)
+        if key not in chosen:
+            # Which scores exceed tau in both views is asked of correlated ones alone.
+            joint = claim.statistic == "consensus" and (settings.estimator == "auto" or settings.device == "cuda")
+            chosen[key] = points.map(partial(_estimator, settings, claim), joint)
+        how = chosen[key]
+        if not settings.claims and claim_id not in DEFAULT_CLAIMS:
+            rows = np.flatnonzero(~np.array(points.map(partial(_adds_nothing, claim)), dtype=bool))
+            points, how = points.take(rows), [how[row] for row in rows.tolist()]
+        estimators, devices = [list(column) for column in zip(*how, strict=True)] or ([], [])
+        groups.append(Group(claim, points, estimators, devices, settings.bound_scale))
+    made = Cases(groups)
     if settings.device == "cuda":
         _refuse_what_no_gpu_can(settings, made)
     return made
+
+
+def _axes(settings: Settings, noise: str, of_rho: bool) -> dict[str, Sequence[Any]]:
+    """What the numbers of a claim's points may be."""
+    axes: dict[str, Sequence[Any]] = {name: settings.grid(name) for name in AXES}
+    axes["length"] = sorted(set(axes["length"]))
+    if not of_rho:
+        axes["rho"] = (0.0,)
+    if noise == ANY_LAW:
+        axes["key_rho"] = (0.0,)  # by linearity the bound is the same
+        if not settings.noise and settings.estimator == "auto":
+            # The class of all correlated pairs has no certificate.
+            axes["rho"] = [rho for rho in axes["rho"] if rho == 0]
+    return axes
 
 
 def _adds_nothing(claim: Claim, point: Point) -> bool:
@@ -103,7 +181,7 @@ def _estimator(settings: Settings, claim: Claim, point: Point) -> tuple[str, str
     return settings.estimator, "cpu"
 
 
-def _refuse_what_no_gpu_can(settings: Settings, cases: list[Case]) -> None:
+def _refuse_what_no_gpu_can(settings: Settings, cases: Iterable[Case]) -> None:
     """InputError for a claim that was named though no GPU draws it, and where there is nothing for the GPU at all."""
     studies = [name for name in settings.claims if name in STUDIES]
     if studies:

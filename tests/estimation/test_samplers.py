@@ -237,7 +237,7 @@ def test_weights_respect_their_ceiling() -> None:
                 cell = Cell("consensus", Point(noise, n, rho=rho, kappa=0.5), "importance", 6)
                 sampler = SAMPLERS["importance"]
                 one = [sampler.run_block(cell, b, 1, Streams(cell.digest, b)) for b in range(20)]
-                sample = sampler.empty_sample(cell)
+                sample = sampler.shape(cell)
                 assert sample.model == "certain" or max(b.total for b in one) <= sample.ceiling * (1 + 1e-12)
 
 

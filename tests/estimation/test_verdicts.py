@@ -8,7 +8,7 @@ from scipy import stats
 
 from theory_lab.errors import InputError
 from theory_lab.estimation.intervals import Interval, clopper_pearson
-from theory_lab.estimation.verdicts import Test, Verdict, decide, judge
+from theory_lab.estimation.verdicts import VERDICTS, Test, Verdict, decide, judge
 
 
 def binomial_test(hits: int, size: int, bound: float) -> Test:
@@ -28,7 +28,7 @@ def binomial_test(hits: int, size: int, bound: float) -> Test:
     ],
 )
 def test_judge(low: float, high: float, verdict: str) -> None:
-    assert judge(Interval(low, high, ""), 1.0, 0.01) == verdict
+    assert VERDICTS[int(judge(low, high, 1.0, 0.01))] == verdict
 
 
 def test_holm_steps_down() -> None:

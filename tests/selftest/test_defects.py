@@ -241,12 +241,9 @@ def test_half_of_empirical_bernstein(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_without_a_correction_for_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    import theory_lab.runner as runner
+    import theory_lab.estimation.verdicts as judging
 
-    right = runner.decide
-    monkeypatch.setattr(
-        runner, "decide", lambda tests, alpha, tolerance: [right([test], alpha, tolerance)[0] for test in tests]
-    )
+    monkeypatch.setattr(judging, "share", lambda alpha, cells: alpha)
     assert "false VIOLATED in any of 16 cells" in failures(verdicts.familywise)
 
 
@@ -254,7 +251,8 @@ def test_verdicts_that_are_always_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     import theory_lab.estimation.verdicts as judging
 
     for verdict, check in (("HOLDS", verdicts.power), ("VIOLATED", verdicts.true_cases)):
-        monkeypatch.setattr(judging, "judge", lambda *given, verdict=verdict: judging.Verdict(verdict))
+        number = judging.VERDICTS.index(judging.Verdict(verdict))
+        monkeypatch.setattr(judging, "judge", lambda low, *given, number=number: np.full(np.shape(low), number))
         assert failures(check)
 
 

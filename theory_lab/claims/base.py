@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from theory_lab.errors import InputError
 from theory_lab.noise import ANY_LAW, Family, Law, Scale, get_family
-from theory_lab.noise.copula import Dependence
+from theory_lab.noise.copula import Dependence, joint_survival, latent_threshold
 
 Kind = Literal["expectation", "rate", "invariance", "feature"]
 Statistic = Literal["survivors", "consensus"]
@@ -62,15 +62,9 @@ class Point:
     key_rho: float = 0.0
 
     def __post_init__(self) -> None:
-        whole(self.length, "length", 1, MAX_LENGTH)
-        whole(self.head_dim, "head_dim", 1, 1 << 20)
-        positive(self.kappa, "kappa")
-        positive(self.sigma, "sigma")
-        if not (math.isfinite(self.beta) and self.beta >= 0):
-            raise InputError("beta", self.beta, "a finite number of at least 0 is allowed")
-        Dependence(self.rho, self.key_rho)
-        if not 1e-200 < self.proxy < 1e200:
-            raise InputError("sigma", self.sigma, "sigma^2/d must lie between 1e-200 and 1e200")
+        for name, check in CHECKS.items():
+            check(getattr(self, name))
+        check_proxy(self.sigma, self.head_dim)
         if self.noise != ANY_LAW:
             get_family(self.noise).check_head_dim(self.head_dim)
 
@@ -80,7 +74,7 @@ class Point:
 
         The clamp is ours: for n <= kappa the printed formula is imaginary, and tau = 0 satisfies the theorem.
         """
-        return self.beta * math.sqrt(2.0 * max(0.0, math.log(self.length / self.kappa)) / self.head_dim)
+        return threshold(self.length, self.kappa, self.beta, self.head_dim)
 
     @property
     def proxy(self) -> float:
@@ -106,6 +100,16 @@ class Point:
         """The law of one score."""
         return _scaled(self.family, Scale(self.proxy, self.head_dim, self.tau))
 
+    @cached_property
+    def tail(self) -> float:
+        """P(X > tau) of one score (not for ``any``)."""
+        return self.law().tail(self.tau)
+
+    @cached_property
+    def joint_tail(self) -> float:
+        """P(X_1 > tau, X_2 > tau) of a key's scores in two views whose latent normals have correlation ``rho``."""
+        return joint_survival(latent_threshold(self.tail), self.rho)
+
     def with_(self, **changes: Any) -> Point:
         """A copy with some fields changed."""
         return replace(self, **changes)
@@ -121,6 +125,22 @@ class Point:
 
 
 _FIELDS = tuple(field.name for field in fields(Point))
+
+
+def threshold(length: int, kappa: float, beta: float, head_dim: int) -> float:
+    """:attr:`Point.tau`."""
+    return beta * math.sqrt(2.0 * max(0.0, math.log(length / kappa)) / head_dim)
+
+
+def check_proxy(sigma: float, head_dim: int) -> None:
+    """InputError unless sigma^2/d is a number to compute with."""
+    if not 1e-200 < sigma * sigma / head_dim < 1e200:
+        raise InputError("sigma", sigma, "sigma^2/d must lie between 1e-200 and 1e200")
+
+
+def _check_beta(beta: float) -> None:
+    if not (math.isfinite(beta) and beta >= 0):
+        raise InputError("beta", beta, "a finite number of at least 0 is allowed")
 
 
 @dataclass(frozen=True)
@@ -187,3 +207,15 @@ def positive(value: float, field: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise InputError(field, value, "a finite number above 0 is allowed")
     return value
+
+
+#: What each number of a point must be, whatever the others are: name -> a function that raises InputError.
+CHECKS: dict[str, Callable[[Any], object]] = {
+    "length": lambda value: whole(value, "length", 1, MAX_LENGTH),
+    "head_dim": lambda value: whole(value, "head_dim", 1, 1 << 20),
+    "kappa": lambda value: positive(value, "kappa"),
+    "sigma": lambda value: positive(value, "sigma"),
+    "beta": _check_beta,
+    "rho": lambda value: Dependence(rho=value),
+    "key_rho": lambda value: Dependence(key_rho=value),
+}

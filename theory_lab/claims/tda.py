@@ -9,7 +9,6 @@ import math
 
 from theory_lab.claims.base import Claim, Point
 from theory_lab.noise import ANY_LAW
-from theory_lab.noise.copula import joint_survival, latent_threshold
 from theory_lab.noise.empirical import Empirical
 
 
@@ -49,17 +48,16 @@ def exact_survivors(point: Point) -> float | None:
     """E[S_i] = n P(X > tau), by linearity for any dependence between keys; None for the class of all laws."""
     if point.noise == ANY_LAW:
         return None
-    return point.length * point.law().tail(point.tau)
+    return point.length * point.tail
 
 
 def exact_consensus(point: Point) -> float | None:
     """E[C_i] = n P(X_1 > tau, X_2 > tau): a square for independent views, one integral for a Gaussian copula."""
     if point.noise == ANY_LAW:
         return None
-    p = point.law().tail(point.tau)
     if point.rho == 0:
-        return point.length * p * p
-    return point.length * joint_survival(latent_threshold(p), point.rho)
+        return point.length * point.tail * point.tail
+    return point.length * point.joint_tail
 
 
 def general_survivor_bound(point: Point) -> float:

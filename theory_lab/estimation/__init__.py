@@ -39,6 +39,7 @@ ESTIMATORS = ("auto", *SAMPLERS, *CERTAIN)
 _DIRECT_LENGTH = 128
 _DIRECT_DRAWS = 1 << 27
 _MOST_ROWS = 1 << 22
+_ROWS = {"tail": 1 << 20, "importance": 1 << 18}
 _CELL_SECONDS = 1.0
 _ENOUGH_EVENTS = 1e4  # a relative error of 1%
 _GPU_ROWS = 1 << 24
@@ -69,7 +70,7 @@ def choose(statistic: Statistic, point: Point) -> str:
         return "worst-case"
     if never_exceeds(point):
         return "tail"
-    if point.key_rho > 0 and point.law().tail(point.tau) <= 0.05:
+    if point.key_rho > 0 and point.tail <= 0.05:
         # The expectation is that of independent keys, by linearity; rows of dependent ones say little about it.
         return "importance"
     expected = _expected(statistic, point)
@@ -103,10 +104,10 @@ def default_trials(cell: Cell) -> int:
     rows or a second's worth.
     """
     estimator = sampler(cell)
-    wanted = {"direct": _most_direct_rows(cell.point), "tail": 1 << 20, "importance": 1 << 18}[cell.estimator]
+    if estimator.certain(cell):
+        return 1
+    wanted = _ROWS[cell.estimator] if cell.estimator in _ROWS else _most_direct_rows(cell.point)
     if cell.device != "cpu":
         wanted = _GPU_ROWS
     affordable = int(_CELL_SECONDS / estimator.seconds_per_trial(cell))
-    if estimator.empty_sample(cell).model == "certain":
-        return 1
     return max(1, min(wanted, 1 << int(math.log2(max(1, affordable)))))

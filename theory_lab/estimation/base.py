@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from theory_lab.claims.base import Point, Statistic
+from theory_lab.claims.points import Points
 from theory_lab.streams import GPU_STREAM, Streams, cell_digest, encoded, text_digest
 
 #: How the observations of a sample may be trusted, which decides the interval:
@@ -51,16 +52,31 @@ _PLAIN = frozenset((int, float))
 
 
 @lru_cache(maxsize=1024)
-def _template(statistic: str, estimator: str, noise: str) -> str:
-    """The encoded identity of a cell on the CPU, with places for its numbers."""
+def _template(statistic: str, estimator: str, noise: str, numbers: tuple[str, ...] = ("%r",) * len(_NUMBERS)) -> str:
+    """The encoded identity of a cell on the CPU, with places for its numbers, or for some of them."""
     words = {"statistic": statistic, "estimator": estimator, "noise": noise}
-    texts = {name: encoded(word).replace("%", "%%") for name, word in words.items()} | dict.fromkeys(_NUMBERS, "%r")
+    texts = {name: encoded(word).replace("%", "%%") for name, word in words.items()}
+    texts |= dict(zip(_NUMBERS, numbers, strict=True))
     return "{" + ",".join(f"{encoded(name)}:{texts[name]}" for name in sorted(texts)) + "}"
+
+
+def digests(statistic: Statistic, points: Points, estimator: str, seed: int, device: str = "cpu") -> list[str]:
+    """:attr:`Cell.digest` of a cell at each of some points, in a small part of the time."""
+    if device != "cpu" or type(seed) is not int or not points.plain():
+        return [Cell(statistic, point, estimator, seed, device).digest for point in points]
+    if not len(points):
+        return []
+    columns = {name: points.texts(name) for name in _NUMBERS if points.varies(name)}
+    numbers = tuple("%s" if name in columns else repr(points.values(name)[0]) for name in _NUMBERS)
+    noise = points[0].noise_identity
+    template = _template(statistic, estimator, noise, numbers)
+    rows = zip(*columns.values(), strict=True) if columns else [()] * len(points)
+    return [text_digest(template % row, seed) for row in rows]
 
 
 def never_exceeds(point: Point) -> bool:
     """Whether P(X > tau) is 0: beyond the law's support, or below what a float64 holds."""
-    return point.law().tail(point.tau) <= 0.0
+    return point.tail <= 0.0
 
 
 @dataclass(frozen=True)
@@ -140,6 +156,18 @@ class Sample:
         return self.scale * math.sqrt(self.variance / self.size) if self.size else math.nan
 
 
+class Shape(NamedTuple):
+    """What the observations of a cell are, before there is one; see :class:`Sample`."""
+
+    model: Model
+    note: str
+    scale: float = 1.0
+    ceiling: float = math.inf
+    resolution: float = 0.0
+    #: Observations that a trial leaves behind.
+    per_trial: int = 1
+
+
 class Estimator(ABC):
     """A way of estimating E[statistic] at a point.
 
@@ -162,21 +190,34 @@ class Estimator(ABC):
         """Draw the first ``trials`` trials of a block."""
 
     @abstractmethod
-    def empty_sample(self, cell: Cell) -> Sample:
-        """The model, scale and ceiling of the observations, with no observation yet."""
+    def shape(self, cell: Cell) -> Shape:
+        """What the observations are."""
 
-    def observations(self, cell: Cell, trials: int) -> int:
-        """Observations that ``trials`` trials leave behind."""
-        return trials
+    def certain(self, cell: Cell) -> bool:
+        """Whether there is nothing to observe, since no score can exceed the threshold."""
+        return never_exceeds(cell.point)
 
     def pool(self, cell: Cell, blocks: Sequence[BlockSum]) -> Sample:
-        """Combine blocks, in the order of their index."""
-        ordered = sorted(blocks, key=lambda b: b.block)
-        trials = sum(b.trials for b in ordered)
-        return replace(
-            self.empty_sample(cell),
-            trials=trials,
-            size=self.observations(cell, trials),
-            total=math.fsum(b.total for b in ordered),
-            total_sq=math.fsum(b.total_sq for b in ordered),
+        """Combine blocks."""
+        shape, (trials, total, total_sq) = self.shape(cell), pooled(blocks)
+        return Sample(
+            shape.model,
+            trials,
+            shape.per_trial * trials,
+            total,
+            total_sq,
+            shape.scale,
+            shape.ceiling,
+            shape.note,
+            shape.resolution,
         )
+
+
+def pooled(blocks: Iterable[BlockSum]) -> tuple[int, float, float]:
+    """Trials of all blocks, and the correctly rounded sums, which do not depend on their order."""
+    blocks = list(blocks)
+    return (
+        sum(block.trials for block in blocks),
+        math.fsum(block.total for block in blocks),
+        math.fsum(block.total_sq for block in blocks),
+    )

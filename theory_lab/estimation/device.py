@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from theory_lab.claims.base import Point
 from theory_lab.errors import DeviceError, InputError
-from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample
+from theory_lab.estimation.base import BlockSum, Cell, Estimator, Shape
 from theory_lab.noise import ANY_LAW
 from theory_lab.noise.continuous import Gaussian, StudentT, Uniform
 from theory_lab.noise.discrete import Rademacher
@@ -113,12 +113,12 @@ class OnGpu(Estimator):
         per_score, per_row = (7.2e-13, 4e-10) if cell.statistic == "survivors" else (1.05e-12, 1e-9)
         return per_score * cell.point.length + per_row
 
-    def empty_sample(self, cell: Cell) -> Sample:
-        n = float(cell.point.length)
-        return Sample("bernoulli", 0, 0, 0.0, 0.0, scale=n, resolution=_RESOLUTION, note="every score drawn, GPU")
+    def shape(self, cell: Cell) -> Shape:
+        n = cell.point.length
+        return Shape("bernoulli", "every score drawn, GPU", float(n), resolution=_RESOLUTION, per_trial=n)
 
-    def observations(self, cell: Cell, trials: int) -> int:
-        return trials * cell.point.length
+    def certain(self, cell: Cell) -> bool:
+        return False
 
     def run_block(self, cell: Cell, block: int, trials: int, streams: Streams) -> BlockSum:
         import torch

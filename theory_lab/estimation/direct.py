@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import special
 
-from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample
+from theory_lab.estimation.base import BlockSum, Cell, Estimator, Shape
 from theory_lab.noise.copula import latent_threshold, survival_given_factor, survival_given_view
 from theory_lab.streams import F64, U64, Stream, Streams, open_uniform, threshold_word
 
@@ -116,15 +116,15 @@ class Direct(Estimator):
             per_score = 2e-8
         return cell.point.length * per_score
 
-    def empty_sample(self, cell: Cell) -> Sample:
+    def shape(self, cell: Cell) -> Shape:
         n = cell.point.length
         if cell.point.key_rho:
             # A row's count lies in [0, n] and is very skewed: only a finite-sample interval can be trusted.
-            return Sample("bounded", 0, 0, 0.0, 0.0, ceiling=float(n), note="rows of equicorrelated keys")
-        return Sample("bernoulli", 0, 0, 0.0, 0.0, scale=float(n), note="every score drawn")
+            return Shape("bounded", "rows of equicorrelated keys", ceiling=float(n))
+        return Shape("bernoulli", "every score drawn", float(n), per_trial=n)
 
-    def observations(self, cell: Cell, trials: int) -> int:
-        return trials if cell.point.key_rho else trials * cell.point.length
+    def certain(self, cell: Cell) -> bool:
+        return False
 
     def run_block(self, cell: Cell, block: int, trials: int, streams: Streams) -> BlockSum:
         point = cell.point

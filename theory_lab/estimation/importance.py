@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 
-from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample, never_exceeds
+from theory_lab.estimation.base import BlockSum, Cell, Estimator, Shape, never_exceeds
 from theory_lab.noise import Law
 from theory_lab.noise.continuous import StudentTLaw
 from theory_lab.noise.copula import latent_threshold
@@ -34,10 +34,10 @@ _VIEW = (32, 33)
 class _Proposal:
     """Draws weights W >= 0 with E[W] = P(X > tau) and W <= ceiling."""
 
-    def __init__(self, law: Law, tau: float) -> None:
+    def __init__(self, law: Law, tau: float, probability: float) -> None:
         self._law = law
         self._tau = tau
-        self.probability = law.tail(tau)
+        self.probability = probability
         if self.probability > _RARE or (not law.discrete and not law.log_concave and not _is_t(law)):
             self.kind, self.ceiling = "law", 1.0
         elif law.discrete:
@@ -116,22 +116,20 @@ class Importance(Estimator):
     def seconds_per_trial(self, cell: Cell) -> float:
         return 1.5e-7
 
-    def empty_sample(self, cell: Cell) -> Sample:
+    def shape(self, cell: Cell) -> Shape:
         point = cell.point
-        law = point.law()
         scale = float(point.length)
         if never_exceeds(point):
-            return Sample("certain", 0, 0, 0.0, 0.0, note="no score of this law can exceed tau")
+            return Shape("certain", "no score of this law can exceed tau")
         if cell.statistic == "consensus" and point.rho != 0:
-            corner = self._corner(cell)
-            return Sample("bounded", 0, 0, 0.0, 0.0, scale, corner.ceiling, "tilted latent pair")
-        proposal = _Proposal(law, point.tau)
+            return Shape("bounded", "tilted latent pair", scale, self._corner(cell).ceiling)
+        proposal = _Proposal(point.law(), point.tau, point.tail)
         ceiling = proposal.ceiling ** (2 if cell.statistic == "consensus" else 1)
-        return Sample("bounded", 0, 0, 0.0, 0.0, scale, ceiling, f"proposal: {proposal.kind}")
+        return Shape("bounded", f"proposal: {proposal.kind}", scale, ceiling)
 
     @staticmethod
     def _corner(cell: Cell) -> _Corner:
-        a = latent_threshold(cell.point.law().tail(cell.point.tau))
+        a = latent_threshold(cell.point.tail)
         return _Corner(a, cell.point.rho)
 
     def run_block(self, cell: Cell, block: int, trials: int, streams: Streams) -> BlockSum:
@@ -142,7 +140,7 @@ class Importance(Estimator):
         if cell.statistic == "consensus" and point.rho != 0:
             weights = self._corner(cell).draw(streams[_VIEW[0]], streams[_VIEW[1]], trials)
         else:
-            proposal = _Proposal(law, point.tau)
+            proposal = _Proposal(law, point.tau, point.tail)
             weights = proposal.draw(streams[_VIEW[0]], trials)
             if cell.statistic == "consensus":
                 weights = weights * proposal.draw(streams[_VIEW[1]], trials)

@@ -23,9 +23,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from scipy import optimize, special
 
 from theory_lab.estimation.base import Sample
+from theory_lab.streams import F64
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,16 @@ class Interval:
 
 def clopper_pearson(hits: int, size: int, error: float) -> tuple[float, float]:
     """Exact interval of a binomial proportion, with probability ``error``/2 of missing on either side."""
-    half = error / 2.0
-    low = float(special.betaincinv(hits, size - hits + 1.0, half)) if hits > 0 else 0.0
-    high = float(special.betainccinv(hits + 1.0, size - hits, half)) if hits < size else 1.0
+    low, high = binomial_intervals(np.array([hits], float), np.array([size - hits], float), error)
+    return float(low[0]), float(high[0])
+
+
+def binomial_intervals(hits: F64, misses: F64, error: float) -> tuple[F64, F64]:
+    """:func:`clopper_pearson` of many samples, each array of one shape."""
+    low, high = np.zeros(hits.shape), np.ones(hits.shape)
+    hit, missed = hits > 0, misses > 0
+    low[hit] = special.betaincinv(hits[hit], misses[hit] + 1.0, error / 2.0)
+    high[missed] = special.betainccinv(hits[missed] + 1.0, misses[missed], error / 2.0)
     return low, high
 
 
@@ -103,11 +112,17 @@ def _log_gamma_step(x: float, step: float) -> float:
 
 def empirical_bernstein(mean: float, variance: float, size: int, ceiling: float, error: float) -> tuple[float, float]:
     """Interval of the mean of independent values in [0, ceiling], from their sample mean and variance."""
-    if size < 2:
-        return 0.0, ceiling
+    low, high = bounded_intervals(np.array(mean), np.array(variance), np.array(size), np.array(ceiling), error)
+    return float(low), float(high)
+
+
+def bounded_intervals(mean: F64, variance: F64, size: F64, ceiling: F64, error: float) -> tuple[F64, F64]:
+    """:func:`empirical_bernstein` of many samples, each array of one shape."""
     log_term = math.log(4.0 / error)
-    half = math.sqrt(2.0 * variance * log_term / size) + 7.0 * ceiling * log_term / (3.0 * (size - 1))
-    return max(0.0, mean - half), min(ceiling, mean + half)
+    least = np.maximum(size, 2.0)  # of one value nothing is known
+    half = np.sqrt(2.0 * variance * log_term / least) + 7.0 * ceiling * log_term / (3.0 * (least - 1))
+    low, high = np.maximum(0.0, mean - half), np.minimum(ceiling, mean + half)
+    return np.where(size < 2, 0.0, low), np.where(size < 2, ceiling, high)
 
 
 def student(mean: float, variance: float, size: int, error: float) -> tuple[float, float]:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from theory_lab.estimation.base import BlockSum, Cell, Estimator, Sample, never_exceeds
+from theory_lab.estimation.base import BlockSum, Cell, Estimator, Shape, never_exceeds
 from theory_lab.estimation.direct import row_factors
 from theory_lab.noise import Law
 from theory_lab.noise.copula import joint_survival, latent_threshold, survival_given_view
@@ -128,25 +128,21 @@ class Tail(Estimator):
         return min(_BLOCK_ROWS, 1 << max(6, affordable))
 
     def seconds_per_trial(self, cell: Cell) -> float:
-        n, p = cell.point.length, cell.point.law().tail(cell.point.tau)
+        n, p = cell.point.length, cell.point.tail
         # Survivors of correlated views are thinned one by one; too many of them only where keys depend on each other.
         staged = (
             cell.statistic == "consensus" and cell.point.rho != 0 and (n * p <= _STAGED_LIMIT or cell.point.key_rho)
         )
         return 4e-9 + (1.5e-7 * n * p if staged else 0.0) + (1e-6 if cell.point.key_rho else 0.0)
 
-    def empty_sample(self, cell: Cell) -> Sample:
+    def shape(self, cell: Cell) -> Shape:
         n = cell.point.length
         if never_exceeds(cell.point):
-            return Sample("certain", 0, 0, 0.0, 0.0, note="no score of this law can exceed tau")
+            return Shape("certain", "no score of this law can exceed tau")
         if cell.point.key_rho:
             # A row's count lies in [0, n] and is very skewed: only a finite-sample interval can be trusted.
-            return Sample("bounded", 0, 0, 0.0, 0.0, ceiling=float(n), note="rows of equicorrelated keys")
-        return Sample("bernoulli", 0, 0, 0.0, 0.0, scale=float(n), note="survivors drawn only")
-
-    def observations(self, cell: Cell, trials: int) -> int:
-        model = self.empty_sample(cell).model
-        return trials * cell.point.length if model == "bernoulli" else trials
+            return Shape("bounded", "rows of equicorrelated keys", ceiling=float(n))
+        return Shape("bernoulli", "survivors drawn only", float(n), per_trial=n)
 
     def run_block(self, cell: Cell, block: int, trials: int, streams: Streams) -> BlockSum:
         counts = row_counts(cell, trials, streams)

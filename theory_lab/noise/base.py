@@ -96,11 +96,14 @@ class Family(ABC):
         One line for ``theory-lab noise``.
     sub_gaussian : bool
         False for negative controls, whose scale is their variance because they have no proxy.
+    follows_tau : bool
+        False where the law does not depend on the scale's ``tau``, so that one law serves every threshold.
     """
 
     name: str
     summary: str
     sub_gaussian: bool = True
+    follows_tau: bool = True
 
     @abstractmethod
     def scaled(self, scale: Scale) -> Law:

@@ -47,6 +47,7 @@ class GaussianLaw(Law):
 class Gaussian(Family):
     name = "gaussian"
     summary = "normal; variance = proxy = sigma^2/d (the default)"
+    follows_tau = False
 
     def scaled(self, scale: Scale) -> Law:
         return GaussianLaw(scale.proxy)
@@ -89,6 +90,7 @@ class BetaLaw(Law):
 class Uniform(Family):
     name = "uniform"
     summary = "uniform on [-a, a]; variance = proxy = a^2/3"
+    follows_tau = False
 
     def scaled(self, scale: Scale) -> Law:
         return BetaLaw(1.0, math.sqrt(3 * scale.proxy))
@@ -96,6 +98,8 @@ class Uniform(Family):
 
 class SymmetricBeta(Family):
     """Symmetric beta on [-a, a]; ``shape`` > 0."""
+
+    follows_tau = False
 
     def __init__(self, shape: float = 2.0) -> None:
         text = shortest(shape) if math.isfinite(shape) else str(shape)
@@ -112,6 +116,7 @@ class SymmetricBeta(Family):
 class Spherical(Family):
     name = "spherical"
     summary = "sigma * <u, w>, u and w uniform on the unit sphere of R^d: what cosine scores really follow"
+    follows_tau = False
 
     def scaled(self, scale: Scale) -> Law:
         return BetaLaw((scale.head_dim - 1) / 2.0, math.sqrt(scale.proxy * scale.head_dim))
@@ -165,6 +170,8 @@ class TruncatedNormalLaw(Law):
 class TruncatedNormal(Family):
     """Normal truncated to ``cut`` of its parent's standard deviations on either side."""
 
+    follows_tau = False
+
     def __init__(self, cut: float = 2.0) -> None:
         text = shortest(cut) if math.isfinite(cut) else str(cut)
         if not 1e-3 <= cut <= 30:
@@ -207,6 +214,7 @@ class StudentT(Family):
     """Student's t; ``nu`` > 1 so that the mean exists."""
 
     sub_gaussian = False
+    follows_tau = False
 
     def __init__(self, nu: float = 3.0) -> None:
         text = shortest(nu) if math.isfinite(nu) else str(nu)
@@ -251,6 +259,7 @@ class Laplace(Family):
     name = "laplace"
     summary = "Laplace; no proxy, variance = sigma^2/d; negative control"
     sub_gaussian = False
+    follows_tau = False
 
     def scaled(self, scale: Scale) -> Law:
         return LaplaceLaw(math.sqrt(scale.proxy / 2))

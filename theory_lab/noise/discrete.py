@@ -50,6 +50,7 @@ class AtomLaw(Law):
 class Rademacher(Family):
     name = "rademacher"
     summary = "+s or -s with probability 1/2; variance = proxy = s^2"
+    follows_tau = False
 
     def scaled(self, scale: Scale) -> Law:
         s = math.sqrt(scale.proxy)

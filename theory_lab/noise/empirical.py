@@ -201,6 +201,8 @@ def check_parquet_size(about: Any, field: str, most: int) -> None:
 class Empirical(Family):
     """The empirical law of a file of scores."""
 
+    follows_tau = False
+
     def __init__(self, path: str, raw: bool = False) -> None:
         self._take(read_scores(path), name=f"file:{path}" + (",raw" if raw else ""), raw=raw)
         self.summary = f"{self._scores.size} scores from {path}"
@@ -228,7 +230,7 @@ class Empirical(Family):
         """Mean of the scores as they are."""
         return float(self._scores.mean())
 
-    @property
+    @cached_property
     def is_shifted(self) -> bool:
         """Whether the mean differs from 0 by more than 3.3 of its standard errors (one time in 1000 by chance)."""
         return abs(self.mean) > 3.3 * float(self._scores.std()) / math.sqrt(self._scores.size)

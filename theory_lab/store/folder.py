@@ -259,15 +259,28 @@ class Store:
         BlockSum or None
             Block 0 with all trials; None if the cell has to be loaded.
         """
-        digest = cell.digest
-        if digest in self._at_first:
-            with contextlib.suppress(FileNotFoundError, DamagedError):
-                found = read_cell(self._cells / f"{digest}.parquet")[0].summary()
-                # A cell's blocks are of one size, of which `step` is; a last one that is cut short makes up the rest.
-                if found.step and found.trials == trials:
-                    return BlockSum(0, trials, found.total, found.total_sq)
-        sums = self._packs.pooled(digest, trials)
+        (sums,) = self.pooled_all([cell.digest], [trials])
         return None if sums is None else BlockSum(0, trials, *sums)
+
+    def _loose_sums(self, digest: str, trials: int) -> tuple[float, float] | None:
+        with contextlib.suppress(FileNotFoundError, DamagedError):
+            found = read_cell(self._cells / f"{digest}.parquet")[0].summary()
+            # A cell's blocks are of one size, of which `step` is; a last one that is cut short makes up the rest.
+            if found.step and found.trials == trials:
+                return found.total, found.total_sq
+        return None
+
+    def pooled_all(self, digests: Sequence[str], trials: Sequence[int]) -> list[tuple[float, float] | None]:
+        """:meth:`pooled` for many cells at once, by their names: the two sums of each, or None."""
+        found = self._packs.pooled_all(digests, trials)
+        for index, digest in enumerate(digests):
+            if digest in self._at_first:
+                found[index] = self._loose_sums(digest, trials[index]) or found[index]
+        return found
+
+    def holds(self, digest: str) -> bool:
+        """Whether anything of a cell was stored when the folder was opened, sound or not."""
+        return digest in self._at_first or bool(self._packs.find(digest))
 
     def save_piece(self, piece: Piece, seed: int, findings: Sequence[Finding], seconds: float) -> None:
         """Write the findings of a study's piece; StoreError as for :meth:`save`."""

@@ -18,7 +18,7 @@ import json
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -402,22 +402,23 @@ class Packs:
             return []
         return self._others.get(digest) or [self._at(place)]
 
-    def pooled(self, digest: str, trials: int) -> tuple[float, float] | None:
-        """Sums of a cell whose blocks, in one sealed pack, are those of a run of ``trials`` trials."""
-        place = self._index().get(digest)
-        if place is None:
-            return None
+    def pooled_all(self, digests: Sequence[str], trials: Sequence[int]) -> list[tuple[float, float] | None]:
+        """Sums of cells; None for one whose blocks are not, in one sealed pack, those of a run of its ``trials``."""
+        index = self._index()
         if self._totals is None:
             parts = [pack.totals() for pack in self]
             self._totals = [list(chain.from_iterable(part[i] for part in parts)) for i in range(3)]
         have, total, total_sq = self._totals
-        if have[place] == trials and trials:
-            return total[place], total_sq[place]
-        for pack, row in self._others.get(digest, ()):
-            other = self._starts[list(self).index(pack)] + row
-            if have[other] == trials and trials:
-                return total[other], total_sq[other]
-        return None
+        found: list[tuple[float, float] | None] = []
+        for digest, wanted in zip(digests, trials, strict=True):
+            place = index.get(digest)
+            if place is not None and have[place] != wanted and digest in self._others:
+                number = dict(zip(self, self._starts, strict=True))
+                places = [number[pack] + row for pack, row in self._others[digest]]
+                place = next((other for other in places if have[other] == wanted), None)
+            whole = place is not None and wanted > 0 and have[place] == wanted
+            found.append((total[place], total_sq[place]) if place is not None and whole else None)
+        return found
 
     def _at(self, place: int) -> tuple[Pack, int]:
         number = bisect_right(self._starts, place) - 1
