@@ -24,7 +24,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, special
+import scipy
+from scipy import special
 
 from theory_lab.estimation.base import Sample
 from theory_lab.streams import F64
@@ -74,7 +75,7 @@ def beta_mixture(hits: int, size: int, error: float, prior_mean: float) -> tuple
         floor = mode
         while log_wealth(floor) < 0 and floor > 1e-290:
             floor *= 0.5
-        low = float(optimize.brentq(log_wealth, floor, mode, xtol=1e-300, rtol=1e-12))
+        low = float(scipy.optimize.brentq(log_wealth, floor, mode, xtol=1e-300, rtol=1e-12))
     high = 1.0
     if hits < size:
         ceiling = max(mode, 1.0 / size)
@@ -82,7 +83,7 @@ def beta_mixture(hits: int, size: int, error: float, prior_mean: float) -> tuple
             ceiling = min(1.0, ceiling * 2.0)
         start = mode if hits > 0 else 0.0
         high = 1.0 if log_wealth(1.0 - 1e-16) < 0 else float(
-            optimize.brentq(log_wealth, start, min(ceiling, 1.0 - 1e-16), xtol=1e-300, rtol=1e-12)
+            scipy.optimize.brentq(log_wealth, start, min(ceiling, 1.0 - 1e-16), xtol=1e-300, rtol=1e-12)
         )  # fmt: skip
     return low, high
 

@@ -33,7 +33,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize
+import scipy
 
 from theory_lab.claims.base import Point, Statistic
 from theory_lab.errors import InputError
@@ -101,7 +101,7 @@ def two_point_proxy(p: float, tau: float) -> tuple[float, float]:
     if abs(guess) * (tau - low) < 1e-3:
         return max(variance, ((tau - low) / 2.0) ** 2), guess
     bounds = sorted((0.2 * guess, 3.0 * guess))
-    found = optimize.minimize_scalar(
+    found = scipy.optimize.minimize_scalar(
         lambda t: -curve(t), bounds=(bounds[0], bounds[1]), method="bounded", options={"xatol": 1e-12 * abs(guess)}
     )
     return max(variance, -float(found.fun), curve(guess)), float(found.x)
@@ -132,7 +132,7 @@ def tangent(tau: float, v: float) -> Certificate:
             return math.inf
         return tangent_value(tau, v, t, y)
 
-    found = optimize.minimize(value, start, method="Nelder-Mead", options={"xatol": 1e-12, "fatol": 1e-15})
+    found = scipy.optimize.minimize(value, start, method="Nelder-Mead", options={"xatol": 1e-12, "fatol": 1e-15})
     t, y = (float(c) for c in (found.x if found.fun <= value(start) else start))
     return Certificate("tangent", tangent_value(tau, v, t, y), f"t = {t:.6g}, y = {y:.6g}")
 
@@ -153,7 +153,7 @@ def linear_program(tau: float, v: float, exponents: int = 40, points: int = 400)
     rows = np.vstack([rows, rows[-1:], slope_at_c])
     wanted = np.concatenate([np.zeros(x.size), [1.0, 0.0]])
     size = np.abs(rows).max(axis=1)
-    solved = optimize.linprog(
+    solved = scipy.optimize.linprog(
         np.concatenate([[1.0, 0.0], np.ones(t.size)]),
         A_ub=-rows / size[:, None],
         b_ub=-wanted / size,
@@ -188,7 +188,7 @@ def _lack(c: float, shift: float, slope: float, weights: np.ndarray, t: np.ndarr
         return math.inf  # f falls without end to the left: no certificate
     while derivative(hi) < 0 and hi < 1e6:
         hi = 2.0 * hi + 1.0
-    bottom = float(optimize.brentq(derivative, lo, hi, xtol=1e-14)) if derivative(hi) > 0 else hi
+    bottom = float(scipy.optimize.brentq(derivative, lo, hi, xtol=1e-14)) if derivative(hi) > 0 else hi
     # The minimum is flat, so its value is right to second order in the error of its place.
     below = 0.0 - f(min(bottom, c))
     above = 1.0 - f(max(bottom, c))

@@ -17,7 +17,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import integrate, special
+import scipy
+from scipy import special
 
 from theory_lab.errors import InputError
 from theory_lab.streams import F64
@@ -74,7 +75,7 @@ def joint_survival(a: float, rho: float) -> float:
         def plackett(angle: float) -> float:
             return math.exp(-a * a / (1.0 + math.sin(angle)) + a * a / (1.0 + rho))
 
-        value, _ = integrate.quad(plackett, 0.0, math.asin(rho), epsabs=0.0, epsrel=1e-12, limit=200)
+        value, _ = scipy.integrate.quad(plackett, 0.0, math.asin(rho), epsabs=0.0, epsrel=1e-12, limit=200)
         return float(special.ndtr(-a)) ** 2 + value * math.exp(-a * a / (1.0 + rho)) / (2 * math.pi)
     slope = math.sqrt((1 - rho) * (1 + rho))
 
@@ -88,7 +89,7 @@ def joint_survival(a: float, rho: float) -> float:
     top = float(logs.max())
     alive = grid[logs > top - 60.0]
     peak = float(grid[int(logs.argmax())])
-    value, _ = integrate.quad(
+    value, _ = scipy.integrate.quad(
         lambda x: math.exp(log_integrand(x) - top),
         0.0,
         float(alive[-1]) + 0.1,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import optimize, special
+import scipy
+from scipy import special
 
 from theory_lab.noise.base import ArrayLike, Family, Law, Scale
 from theory_lab.streams import F64
@@ -90,7 +91,7 @@ def extremal_probability(tau: float, proxy: float) -> float:
         lo *= 2.0
     while excess(hi) > 0:
         hi *= 2.0
-    logit = float(optimize.brentq(excess, lo, hi, xtol=1e-14, rtol=8.9e-16))
+    logit = float(scipy.optimize.brentq(excess, lo, hi, xtol=1e-14, rtol=8.9e-16))
     return float(special.expit(logit))
 
 
