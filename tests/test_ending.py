@@ -117,3 +117,59 @@ def test_workers_of_a_campaign_end_with_it(number: signal.Signals, tmp_path: Pat
     wait_until(lambda: not alive(worker), 10.0)
     out, _ = process.communicate(timeout=10)
     assert out == ("ended\n" if number == signal.SIGTERM else "")
+
+
+_DEFERRED = """
+import os, signal, subprocess, sys
+from theory_lab.ending import deferred, exit_code, handle_termination
+handle_termination()
+try:
+    with deferred(signal.SIGINT, signal.SIGTERM):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.2); print('child', flush=True)"])
+        child.send_signal(signal.SIGTERM)  # blocked there as here
+        os.kill(os.getpid(), signal.SIGTERM)
+        child.wait()
+        print("started", flush=True)
+    print("lost")
+except KeyboardInterrupt:
+    print("interrupted", exit_code(130), child.returncode)
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    print("lost")
+except KeyboardInterrupt:
+    print("as before")
+"""
+
+
+def test_a_signal_while_processes_are_started_is_deferred() -> None:
+    process = started("-c", _DEFERRED)
+    out, said = process.communicate(timeout=30)
+    assert (out, said, process.returncode) == ("child\nstarted\ninterrupted 143 0\nas before\n", "", 0)
+
+
+def test_a_signal_while_dask_workers_start_is_not_lost(tmp_path: Path) -> None:
+    """Sent to the whole group as soon as the first of them is there: one line, no results folder, no process left.
+
+    SIGHUP is the hardest: multiprocessing's own process, which knows Ctrl-C and SIGTERM, would die of it.
+    """
+    words = ("check", "tda-4.3", "--noise", "gaussian", "--length", "2:2^20:x4", "--kappa", "1,2,3,4", "--out", "out")
+    process = started("-m", "theory_lab.main", *words, "--scheduler", "local", "--workers", "2", cwd=tmp_path)
+    wait_until(lambda: spawned(process.pid) or process.poll() is not None)
+    os.killpg(process.pid, signal.SIGHUP)
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == 129, said
+    assert said.strip() == "theory-lab: error: interrupted"
+    assert out == ""
+    assert not (tmp_path / "out").exists()
+    wait_until(lambda: not running(process.pid), 10.0)
+
+
+def spawned(group: int) -> bool:
+    """Whether multiprocessing has started a worker in the group."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, IndexError):
+            if entry.name.isdigit() and b"spawn_main" in (entry / "cmdline").read_bytes():
+                words = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(words[2]) == group:
+                    return True
+    return False

@@ -73,6 +73,38 @@ def ignored(*numbers: signal.Signals) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def deferred(*numbers: signal.Signals) -> Iterator[None]:
+    """Signals that arrive meanwhile take effect at the end of the block, unless it fails by itself.
+
+    For starting processes from threads of a library, over seconds: as with :func:`ignored` none of them dies of a
+    signal before it has made up its mind, since they inherit that these are blocked; here none is lost either.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    from multiprocessing import resource_tracker  # not for every command
+
+    chosen = set(numbers)
+    came: list[int] = []
+    # Threads that were here before do not block signals, and may be the ones to receive them.
+    before = {number: signal.signal(number, lambda received, _: came.append(received)) for number in chosen}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, chosen)
+    try:
+        # multiprocessing starts it with the first process, and unblocks signals in the thread that does so: in this one
+        # now, and not later in another.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, chosen)
+        yield
+        came += signal.sigpending() & chosen
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what is pending is received now
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
+
+
 def begin_worker() -> None:
     """What a worker process does first: it leaves Ctrl-C to its parent, and ends with it."""
     # They reach the whole process group; the parent decides what becomes of the workers.

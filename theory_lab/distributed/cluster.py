@@ -19,7 +19,7 @@ from theory_lab.distributed.address import Scheduler, show_memory
 from theory_lab.distributed.pace import Pace
 from theory_lab.distributed.sending import Sending, cannot_load
 from theory_lab.distributed.work import CELLS, Done, Job, Needs, difference, versions
-from theory_lab.ending import INTERRUPTS, TERMINATIONS, ignored
+from theory_lab.ending import INTERRUPTS, TERMINATIONS, deferred, ignored
 from theory_lab.engine import (
     WORKER_ENVIRONMENT,
     PieceTask,
@@ -95,7 +95,8 @@ class Cluster:
             for field, value in (("workers", workers), ("worker-memory", memory)):
                 if value is not None:
                     raise InputError(field, value, f"workers of {scheduler.address} are what they were started as")
-        with contextlib.ExitStack() as opening:
+        opening = self._closing
+        try:
             opening.enter_context(_quiet_logs())
             if scheduler.address is None:
                 self._client = self._start(opening, scheduler.workers or validate_workers(workers), memory)
@@ -103,7 +104,9 @@ class Cluster:
                 self._client = self._connect(opening, scheduler.address)
             self._threads = sum(self._client.nthreads().values())
             self._check_versions(needs)
-            self._closing = opening.pop_all()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
 
     def _start(self, opening: contextlib.ExitStack, workers: int, memory: int | None) -> Client:
         """A scheduler in this process, and worker processes of one thread each."""
@@ -116,7 +119,7 @@ class Cluster:
         opening.enter_context(hidden_main())
         environment = {**dask.config.get("distributed.nanny.pre-spawn-environ"), **WORKER_ENVIRONMENT}
         opening.enter_context(dask.config.set({**_LOCAL_CONFIG, "distributed.nanny.pre-spawn-environ": environment}))
-        with ignored(*INTERRUPTS, *TERMINATIONS):
+        with deferred(*INTERRUPTS, *TERMINATIONS):
             cluster = LocalCluster(
                 n_workers=workers,
                 threads_per_worker=1,

@@ -10,3 +10,6 @@ from theory_lab.ending import INTERRUPTS, TERMINATIONS
 # They may reach the whole process group. Dask ends its workers by SIGKILL, at the latest.
 for number in {*INTERRUPTS, *TERMINATIONS}:
     signal.signal(number, signal.SIG_IGN)
+# Until here they were blocked: see theory_lab.ending.deferred.
+if hasattr(signal, "pthread_sigmask"):
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*INTERRUPTS, *TERMINATIONS})
