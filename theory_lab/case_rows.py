@@ -116,13 +116,15 @@ class CaseRows:
 def _given(group: Group) -> dict[str, list[Any]]:
     claim, points = group.claim, group.points
     size = len(points)
+    joint = claim.statistic == "consensus"
+    known = points.map(lambda point: (claim.exact(point), claim.unmet(point)), joint)
     return {
         "claim": [claim.id] * size,
         "noise": [points.noise] * size,
         **{name: points.values(name) for name in _NUMBERS},
         "rho": points.values("rho") if "rho" in claim.parameters else [None] * size,
         "estimator": group.estimators,
-        "exact": points.map(claim.exact, joint=claim.statistic == "consensus"),
-        "assumptions": ["; ".join(unmet) or "met" for unmet in points.map(claim.unmet)],
+        "exact": [exact for exact, _ in known],
+        "assumptions": ["; ".join(unmet) or "met" for _, unmet in known],
         "device": group.devices,
     }

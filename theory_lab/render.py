@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from theory_lab.outside import defused_frame, visible
 
@@ -161,19 +162,28 @@ def _print_widest(
     layouts = [*([(*widest, "note")] if noted else []), *([widest] if widest is _STUDY_LAYOUT else []), *_LAYOUTS]
     for layout in layouts:
         sides = [(name, {"note": "w", "estimator": "l", "verdict": "l"}.get(name, "r")) for name in layout]
-        table = _table(*head, *sides)
-        for index, (cells, fields) in enumerate(lines):
-            if index and cells[0] != lines[index - 1][0][0]:
-                table.add_section()
-            table.add_row(*cells, *(fields[name] for name in layout))
+        columns = [*zip(*(cells for cells, _ in lines), strict=True)]
+        columns += [tuple(fields[name] for _, fields in lines) for name in layout]
+        widest_row = _table(*head, *sides)
+        widest_row.add_row(*(max(column, key=_width) for column in columns))
         # Measured without the terminal's own limit, which would hide that something is cut.
-        wanted = Measurement.get(console, console.options.update(width=1000), table).maximum
+        wanted = Measurement.get(console, console.options.update(width=1000), widest_row).maximum
         # A note wraps; it needs some room, not all that its text would take.
         if "note" in layout:
             wanted = wanted - max(len(fields["note"]) for _, fields in lines) + 40
         if wanted <= console.width or layout == _LAYOUTS[-1]:
+            table = _table(*head, *sides)
+            for index, row in enumerate(zip(*columns, strict=True)):
+                if index and row[0] != columns[0][index - 1]:
+                    table.add_section()
+                table.add_row(*row)
             console.print(table)
             return
+
+
+def _width(text: str) -> int:
+    """Columns that a cell's text takes."""
+    return len(text) if text.isascii() and "[" not in text else Text.from_markup(text).cell_len
 
 
 def _print_rows(console: Console, rows: pd.DataFrame, constants: list[str]) -> None:
@@ -192,24 +202,33 @@ def _tightest(group: pd.DataFrame) -> Any:
 
 
 def _print_summary(console: Console, rows: pd.DataFrame, constants: list[str]) -> None:
+    apart, folded = list(constants), []
+    # Constants of many values would take a line each: like the length, they are told where the bound is closest.
+    while apart and rows.groupby(["claim", "noise", *apart], sort=False, dropna=False).ngroups > _MOST_ROWS:
+        folded.append(max(apart, key=lambda name: rows[name].nunique()))
+        apart.remove(folded[-1])
+    folded = [name for name in constants if name in folded]
     head = [
         ("claim", "l"),
         ("noise", "l"),
-        *((_WORDS.get(name, name), "r") for name in constants),
+        *((_WORDS.get(name, name), "r") for name in apart),
+        *((f"at {_WORDS.get(name, name)}", "r") for name in folded),
         ("at n", "r"),
     ]
     lines = []
-    for _, group in rows.groupby(["claim", "noise", *constants], sort=False, dropna=False):
+    for _, group in rows.groupby(["claim", "noise", *apart], sort=False, dropna=False):
         row: Any = next(group.loc[[_tightest(group)]].itertuples())
         worst = next(v for v in ("VIOLATED", "INCONCLUSIVE", "HOLDS") if (group.verdict == v).any())
         count = int((group.verdict == worst).sum())
         label = f"{worst} {count} of {len(group)}"
-        lines.append(([*_cells(row, constants), length_text(row.length)], _fields(row, _verdict(worst, label))))
+        lines.append(([*_cells(row, apart + folded), length_text(row.length)], _fields(row, _verdict(worst, label))))
     _print_widest(console, lines, head)
+    where = ", ".join(_WORDS.get(name, name) for name in folded)
     console.print(
-        "One line for each claim and noise: the numbers at the length n where the estimate comes closest to the bound "
-        "(- for a limit), and how many rows have the worst verdict. "
-        f"--full prints all {len(rows)} rows.",
+        f"One line for each claim and noise: the numbers at the {where + ' and ' if where else ''}length n where the "
+        "estimate comes closest to the bound (- for a limit), and how many rows have the worst verdict. "
+        f"--full prints all {len(rows)} rows"
+        f"{', --format csv writes them.' if folded else '.'}",
         soft_wrap=True,
     )
 

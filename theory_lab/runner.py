@@ -80,13 +80,9 @@ class Runner:
         names = self._cells.names
         # A sequential run looks at a cell at several sizes, and needs its blocks.
         whole = store.pooled_all(names, targets) if self._settings.budget is None else [None] * len(names)
-        for number, (name, target, sums) in enumerate(zip(names, targets, whole, strict=True)):
-            seconds = store.seconds(name)
-            if sums is not None:
-                self._list.found(number, target, *sums, seconds)
-                continue
-            work = self._list.begin(number, target, [], seconds)
-            if store.holds(name):
+        for number in self._list.found(targets, whole, list(map(store.seconds, names))):
+            work = self._list.begin(number, targets[number], [], self._list.seconds[number])
+            if store.holds(names[number]):
                 work.blocks, damage = store.load(work.cell)
                 if damage:
                     self._progress.say(f"{damage}; it is drawn again")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -101,8 +101,9 @@ class Cells:
             state = vars(cell)
             for point, estimator, device in zip(part.points.each(), part.estimators, part.devices, strict=True):
                 state.update(point=point, estimator=estimator, device=device)
-                state.pop("digest", None)  # of another cell, had somebody asked for it
                 yield cell
+                if "digest" in state:  # which is this cell's alone
+                    del state["digest"]
 
     def map(self, function: Callable[[Cell], Any]) -> list[Any]:
         """A function of a cell, for every cell; see :meth:`each`."""
@@ -118,7 +119,10 @@ def _names(group: Group, seed: int) -> list[str | None]:
     """Digests of a group's cells, None where nothing is drawn."""
     how = list(zip(group.estimators, group.devices, strict=True))
     found: list[str | None] = [None] * len(how)
-    for kind in dict.fromkeys(how):
+    kinds = dict.fromkeys(how)
+    if len(kinds) == 1 and how[0][0] not in CERTAIN:  # as in nearly every sweep
+        return [*digests(group.claim.statistic, group.points, how[0][0], seed, how[0][1])]
+    for kind in kinds:
         estimator, device = kind
         if estimator in CERTAIN:
             continue
@@ -154,10 +158,16 @@ class Worklist:
         self._numbers[work.cell.digest] = number
         return work
 
-    def found(self, number: int, trials: int, total: float, total_sq: float, seconds: float) -> None:
-        """Take a cell that is whole."""
-        self.trials[number], self.seconds[number] = trials, seconds
-        self.total[number], self.total_sq[number] = total, total_sq
+    def found(
+        self, targets: Sequence[int], whole: Sequence[tuple[float, float] | None], seconds: list[float]
+    ) -> list[int]:
+        """Take the cells that are whole, each with its two sums; returns the numbers of the others."""
+        self.seconds = seconds
+        self.trials = [0 if sums is None else target for sums, target in zip(whole, targets, strict=True)]
+        nothing = (0.0, 0.0)
+        sums = np.array([one or nothing for one in whole], dtype=float).reshape(len(whole), 2)
+        self.total, self.total_sq = sums[:, 0].copy(), sums[:, 1].copy()
+        return [number for number, one in enumerate(whole) if one is None]
 
     def of(self, cell: Cell) -> Work:
         """What is under way for a cell."""

@@ -177,9 +177,9 @@ class Points(Sequence[Point]):
         names = tuple(columns)
         for values in zip(*columns.values(), strict=True) if columns else [()] * len(self):
             state.update(zip(names, values, strict=True))
-            if not joint:
-                state.pop("joint_tail", None)  # of another point, had somebody asked for it
             yield point
+            if not joint and "joint_tail" in state:  # which is this point's alone
+                del state["joint_tail"]
 
     def map(self, function: Any, joint: bool = False) -> list[Any]:
         """A function of a point, for every point; see :meth:`each`."""
