@@ -1,7 +1,7 @@
 """Row entmax against the ``entmax`` package and AdaSplash on a GPU: correct first, then times.
 
     python kernels/benchmarks/row_entmax.py --out row-entmax.csv [--quick] [--all] [--against v2,copy] [--alpha 1.5,1.3]
-    python kernels/benchmarks/row_entmax.py --sweep [--length 4096] [--alpha 1.5] [--kind resident] [--warm 3/12]
+    python kernels/benchmarks/row_entmax.py --sweep [--length 4096] [--alpha 1.5] [--kind warp] [--warm 3/12]
 
 Every implementation is held against float64 weights of a few rows before it is timed; one that misses its budget gets
 no time. The budget of ours is 16 units in the last place of the row's largest weight; that of the peers is wider, since
@@ -148,30 +148,21 @@ def _always(shape: object, *_: int) -> object:
     return shape
 
 
-def residents(n: int, dtype: torch.dtype) -> list[object]:
-    """Launch shapes of programs that stay, for rows of 4,096."""
-    from theory_kernels.entmax_rows.launch import Resident
+def in_warps(n: int, dtype: torch.dtype) -> list[object]:
+    """Launch shapes for rows of 16 bits in one warp each."""
+    from theory_kernels.entmax_rows.launch import Warp
 
-    if n != 4096:
+    if n != 4096 or dtype == torch.float32:
         return []
-    if dtype == torch.float32:
-        return [Resident(512, 8, 4, 64, 8, 64, False), Resident(512, 8, 2, 64, 10, 96, False)]
-    shapes = {
-        (512, 8, 2, 64): [(16, 64, False), (12, 80, False), (12, 80, True), (10, 96, True), (8, 128, True)],
-        (256, 16, 2, 32): [(16, 64, False), (12, 80, True), (8, 128, True)],
-        (256, 16, 1, 32): [(24, 80, False), (16, 128, True)],
-        (512, 8, 1, 64): [(24, 80, False), (16, 128, False), (16, 128, True), (12, 168, True)],
-        (512, 8, 4, 64): [(8, 64, False), (6, 80, True)],
-    }
-    return [Resident(*shape, *more) for shape, options in shapes.items() for more in options]
+    return [Warp(512, *more) for more in itertools.product((32, 64), (2, 3, 64), (0, 64, 72, 80, 96))]
 
 
 def candidates(n: int, dtype: torch.dtype) -> list[object]:
-    """Launch shapes for rows of ``n``: by programs that stay, in registers, streamed by one program, or in parts."""
+    """Launch shapes for rows of ``n``: in one warp, in registers, streamed by one program, or in parts."""
     from theory_kernels.entmax_rows.launch import Shape, Stream
 
     each = 16 // dtype.itemsize
-    found = residents(n, dtype)
+    found = in_warps(n, dtype)
     found += [Shape(1, n, warps) for warps in (1, 2, 4) if n <= 8192 and n // (32 * warps) <= 128]
     for warps, loads in itertools.product((1, 2, 4, 8), (4, 8)):
         block = 32 * warps * loads * each
@@ -212,7 +203,7 @@ def sweep(
     """Time launch shapes of ours, check their weights, and print the best of each length."""
     from theory_kernels.entmax_rows import launch
 
-    given = launch.whole, launch.stream, launch.resident
+    given = launch.whole, launch.stream, launch.warp
     at = 0
     for rows, n in shapes:
         for dtype, alpha in itertools.product(dtypes, alphas):
@@ -223,13 +214,13 @@ def sweep(
             )
             best: tuple[float, object] = (float("inf"), None)
             for shape in candidates(n, dtype):
-                stays = isinstance(shape, launch.Resident)
-                if type(shape).__name__.lower() not in kinds or (stays and alpha not in (1.5, 2.0)):
+                closed = isinstance(shape, launch.Warp)
+                if type(shape).__name__.lower() not in kinds or (closed and alpha not in (1.5, 2.0)):
                     continue
                 at += 1
                 if warm is not None and at % warm[1] != warm[0]:
                     continue
-                launch.resident = partial(_always, shape if stays else None)
+                launch.warp = partial(_always, shape if closed else None)
                 launch.whole = partial(_always, shape if isinstance(shape, launch.Shape) else None)
                 launch.stream = partial(_always, shape) if isinstance(shape, launch.Stream) else given[1]
                 where = f"{rows}x{n} {dtype} {alpha} {shape}"
@@ -244,7 +235,7 @@ def sweep(
                         best = min(best, (took, shape), key=lambda pair: pair[0])
                 except Exception as error:
                     print(f"sweep {where}: {type(error).__name__}: {str(error)[:80]}", flush=True)
-            launch.whole, launch.stream, launch.resident = given
+            launch.whole, launch.stream, launch.warp = given
             if warm is None:
                 now = measure(lambda x=x, a=alpha: entmax(x, a), budget).median
                 print(f"best {rows}x{n} {dtype} {alpha}: {best[0]:.4f} ms, {best[1]}; now {now:.4f} ms", flush=True)
@@ -264,7 +255,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16,float32", help="dtypes of the sweep")
     parser.add_argument("--length", type=int, help="length of the rows of the sweep; all of them without")
     parser.add_argument("--warm", help="I/N: of the sweep, compile share I of N only")
-    parser.add_argument("--kind", default="resident,shape,stream", help="kinds of launch shapes of the sweep")
+    parser.add_argument("--kind", default="warp,shape,stream", help="kinds of launch shapes of the sweep")
     parser.add_argument("--budget", type=float, default=30.0, help="milliseconds of timing a number")
     args = parser.parse_args()
     args.against, args.scores = args.against.split(","), args.scores.split(",")

@@ -325,21 +325,20 @@ def test_four_large_runs_are_bitwise_equal(device: torch.device, triton: str) ->
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
 @pytest.mark.parametrize(
-    ("dtype", "n", "size", "warps", "capacity", "ahead"),
-    [(F32, 1024, 8, 1, 16, True), (BF16, 1008, 8, 2, 64, False), (F16, 1024, 16, 2, 8, True)],
-    ids=["float32", "bfloat16", "float16"],
-)  # fmt: skip
-def test_programs_that_stay(
-    dtype: torch.dtype, n: int, size: int, warps: int, capacity: int, ahead: bool, alpha: float,
-    device: torch.device, triton: str, poisoned, monkeypatch: pytest.MonkeyPatch,
+    ("dtype", "n", "capacity", "steps"),
+    [(BF16, 1024, 16, 2), (BF16, 1008, 64, 4), (F16, 1024, 8, 64)],
+    ids=["bfloat16", "masked", "float16"],
+)
+def test_rows_in_one_warp(
+    dtype: torch.dtype, n: int, capacity: int, steps: int, alpha: float, device: torch.device, triton: str, poisoned,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """More rows than programs, of all kinds: with few weights, with more than a list holds, masked, and no numbers."""
+    """Rows of all kinds: with few weights, with more than a list holds, masked, and no numbers."""
     from theory_kernels.entmax_rows import launch
 
-    shape = launch.Resident(1024 // size, size, warps, capacity, 1, 0, ahead)
+    shape = launch.Warp(128, capacity, steps, 0)
     monkeypatch.setattr(launch, "whole", lambda *_: None)
-    monkeypatch.setattr(launch, "resident", lambda *_: shape)
-    monkeypatch.setattr(launch, "multiprocessors", lambda _: 3)
+    monkeypatch.setattr(launch, "warp", lambda *_: shape)
     x = draw(10, n) * torch.tensor([1.0, 30.0, 0.01, 1.0, 1.0, 1.0, 1.0, 0.0, 0.3, 3.0])[:, None]
     x[3], x[4, 5], x[5, 9], x[6, ::2] = -math.inf, math.nan, math.inf, -math.inf
     x = x.to(dtype).to(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -10,9 +9,9 @@ import triton
 
 from ..primitives import INTERPRETED
 from .triton_long import join_backward, parts_backward
-from .triton_resident import resident_forward
 from .triton_rows import rows_backward, rows_forward
 from .triton_stream import join_forward, parts_forward, stream_forward
+from .triton_warp import GROUP, warp_forward
 
 # Newton's steps for alpha <= 2 double the digits; halving [-log n, 0] to float32's takes 40.
 _MOST = 64
@@ -45,20 +44,13 @@ class Stream(NamedTuple):
     capacity: int
 
 
-class Resident(NamedTuple):
-    """Programs that stay: groups of a row, scores of a group, warps, and groups that are solved in registers.
-
-    ``programs`` is how many a multiprocessor holds, each with at most ``registers`` a thread (0 leaves that to the
-    compiler); ``ahead`` has the next row loaded while one is solved.
-    """
+class Warp(NamedTuple):
+    """Rows in one warp each: groups of a row, groups that are solved in registers, steps to their bound, registers."""
 
     width: int
-    size: int
-    warps: int
     capacity: int
-    programs: int
+    steps: int
     registers: int
-    ahead: bool
 
 
 def whole(n: int, power: int, most: int) -> Shape | None:
@@ -105,15 +97,14 @@ def _sized(block: int, pieces: int, parts: int, warps: int, join: int, power: in
     return Stream(block, pieces, parts, warps, join, 256 * join, 256 * max(join, 1 if power else 2))
 
 
-def resident(n: int, group: int, power: int) -> Resident | None:
-    """The programs that stay for rows of ``n`` scores, of which ``group`` are loaded at once; None for none.
+def warp(n: int, group: int, power: int) -> Warp | None:
+    """The program for rows of ``n`` scores in one warp each, of which ``group`` are loaded at once; None for none.
 
-    4096 rows of 4096 in bf16 on an H200: 0.026 ms, streamed 0.030, in registers 0.029. In float32 they take 0.045 to
-    0.048, registers 0.036.
+    Two of Newton's steps let 27 of 512 groups of normal scores pass for alpha = 1.5, and all of them 23.
     """
-    if INTERPRETED or power == 0 or group != 8 or not 2048 < n <= 4096:
+    if INTERPRETED or power == 0 or group != GROUP or not 2048 < n <= 4096:
         return None
-    return Resident(width=512, size=8, warps=2, capacity=64, programs=16, registers=64, ahead=False)
+    return Warp(width=512, capacity=64, steps=4 if power == 1 else 2, registers=64)
 
 
 def parts(n: int) -> Shape:
@@ -139,9 +130,9 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float,
         )  # fmt: skip
         return p
     each = group(x) if aligned(x) else 1
-    stay = resident(n, each, power) if each > 1 and x.storage_offset() % 2 == 0 else None
-    if stay is not None:
-        return _resident(x, p, power, stay)
+    one = warp(n, each, power) if each > 1 and x.storage_offset() % 2 == 0 else None
+    if one is not None:
+        return _warp(x, p, power, one)
     long = stream(n, each, power)
     span, width = long.pieces * long.block, long.parts * (long.block // each)
     pieces = triton.next_power_of_2(long.pieces)
@@ -167,36 +158,24 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float,
 
 
 # What -inf is, twice in 16 bits.
-_NOTHING = {torch.float32: -0x800000, torch.bfloat16: -0x7F0080, torch.float16: -0x3FF0400}
-# Scores of groups that are read at a time where they are too many for registers, a warp.
+_NOTHING = {torch.bfloat16: -0x7F0080, torch.float16: -0x3FF0400}
+# Scores of groups that are read at a time where they are too many for registers.
 _AT_ONCE = 512
 
 
-def _resident(x: torch.Tensor, p: torch.Tensor, power: int, shape: Resident) -> torch.Tensor:
-    """Weights ``p`` of rows ``x`` by programs that stay."""
+def _warp(x: torch.Tensor, p: torch.Tensor, power: int, shape: Warp) -> torch.Tensor:
+    """Weights ``p`` of rows ``x`` of 16 bits, a warp a row."""
     rows, n = x.shape
-    most = shape.programs * (3 if INTERPRETED else multiprocessors(x.device))
-    # As even as rows allow.
-    programs = triton.cdiv(rows, triton.cdiv(rows, most))
-    each = group(x)
     words = x.view(torch.int32)
-    pieces = shape.size // each
-    places = torch.empty((programs, shape.width), dtype=torch.int16, device=x.device)
+    places = torch.empty((rows, shape.width), dtype=torch.int16, device=x.device)
     options = {"maxnreg": shape.registers} if shape.registers else {}
-    resident_forward[(programs,)](
-        x, words, p, places, rows, n, words.shape[1], x.stride(0), words.stride(0), programs, GROUP=each,
-        WIDTH=shape.width, PIECES=pieces, CAPACITY=shape.capacity,
-        CHUNK=max(1, _AT_ONCE * shape.warps // shape.size), THREADS=32 if shape.warps == 1 else shape.width,
-        POWER=power, AHEAD=shape.ahead, NOTHING=_NOTHING[x.dtype], FULL=shape.width * shape.size == n, MOST=_MOST,
-        UPCAST=INTERPRETED, num_warps=shape.warps, **options,
+    warp_forward[(rows,)](
+        x, words, p, places, n, words.shape[1], x.stride(0), words.stride(0), WIDTH=shape.width,
+        CAPACITY=shape.capacity, CHUNK=_AT_ONCE // GROUP, THREADS=32, POWER=power, STEPS=shape.steps,
+        NOTHING=_NOTHING[x.dtype], FULL=shape.width * GROUP == n, MOST=_MOST, UPCAST=INTERPRETED, num_warps=1,
+        **options,
     )  # fmt: skip
     return p
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    """Of a CUDA device."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def backward(
