@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from theory_lab.distributed.cluster import Cluster
-    from theory_lab.experiments import Progress, Settings
+    from theory_lab.experiments import Prepared, Progress, Settings
     from theory_lab.store import Store
 
 
@@ -196,7 +196,7 @@ def check_command(**options: Any) -> int:
     from theory_lab.experiments import open_cluster, prepare
     from theory_lab.progress import make_progress
 
-    prepare(settings)  # what is impossible must not leave anything on disk
+    prepared = prepare(settings)  # what is impossible must not leave anything on disk
     if options["plan"]:
         return _plan(settings, options, workers)
     if options["price_per_hour"] is not None:
@@ -204,7 +204,7 @@ def check_command(**options: Any) -> int:
     progress = make_progress(options["quiet"])
     with open_cluster(options["scheduler"], workers, options["worker_memory"], progress.say) as cluster:
         store = _open_store(options)
-        rows = _run(settings, options, store, None if cluster else workers, cluster, progress)
+        rows = _run(settings, prepared, options, store, None if cluster else workers, cluster, progress)
     _print_rows(rows, options, settings)
     if options["plot"]:
         from theory_lab.figures.check_plot import plot_check
@@ -249,6 +249,7 @@ def _plan(settings: Settings, options: dict[str, Any], workers: int | None) -> i
 
 def _run(
     settings: Settings,
+    prepared: Prepared,
     options: dict[str, Any],
     store: Store | None,
     workers: int | None,
@@ -261,7 +262,13 @@ def _run(
     partial: list[pd.DataFrame] = []
     try:
         return run(
-            settings, store=store, workers=workers, elsewhere=cluster, progress=progress, on_partial=partial.append
+            settings,
+            prepared=prepared,
+            store=store,
+            workers=workers,
+            elsewhere=cluster,
+            progress=progress,
+            on_partial=partial.append,
         )
     except (KeyboardInterrupt, TheoryLabError) as error:
         _salvage(error, partial, store, options, settings)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from theory_lab.cases import build_cases, build_pieces, device_notes
+from theory_lab.cases import Cases, build_cases, build_pieces, device_notes
 from theory_lab.distributed.address import asked_scheduler, parse_memory
 from theory_lab.engine import Elsewhere, Engine
 from theory_lab.errors import InputError, StoreError, TheoryLabError
@@ -17,6 +17,7 @@ from theory_lab.grids import parse_budget
 from theory_lab.runner import COLUMNS, Runner
 from theory_lab.settings import Budget, Progress, Settings, Silent
 from theory_lab.streams import validate_seed
+from theory_lab.studies import Piece
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,8 +40,21 @@ __all__ = [
 ]
 
 
-def prepare(settings: Settings) -> None:
+class Prepared(NamedTuple):
+    """What a run will do: cases, pieces of studies, and a line for each study that is left out."""
+
+    cases: Cases
+    pieces: list[Piece]
+    skipped: list[str]
+
+
+def prepare(settings: Settings) -> Prepared:
     """Find out what is impossible before anything is drawn or written.
+
+    Returns
+    -------
+    Prepared
+        For :func:`run`.
 
     Raises
     ------
@@ -49,15 +63,16 @@ def prepare(settings: Settings) -> None:
     DeviceError
         If the GPU that was asked for does not work.
     """
-    build_cases(settings)
-    build_pieces(settings)
+    prepared = Prepared(build_cases(settings), *build_pieces(settings))
     if settings.device == "cuda":
         require_gpu()
+    return prepared
 
 
 def run(
     settings: Settings,
     *,
+    prepared: Prepared | None = None,
     store: Store | None = None,
     workers: int | None = None,
     executor: Executor | None = None,
@@ -71,6 +86,8 @@ def run(
     ----------
     settings : Settings
         What to check.
+    prepared : Prepared, optional
+        What :func:`prepare` made of them.
     store : Store, optional
         Where finished cells are kept and found.
     workers, executor, elsewhere
@@ -80,10 +97,7 @@ def run(
     on_partial : callable, optional
         Given the rows of the finished cells if the run is interrupted or the store fails.
     """
-    cases = build_cases(settings)
-    pieces, skipped = build_pieces(settings)
-    if settings.device == "cuda":
-        require_gpu()
+    cases, pieces, skipped = prepared or prepare(settings)
     show = progress or Silent()
     for line in [*skipped, *device_notes(settings, cases, pieces)]:
         show.say(line)
@@ -237,7 +251,7 @@ def check(
         raise InputError("resume", True, "it needs out=DIR, the folder to continue")
     if executor is not None and scheduler is not None:
         raise InputError("scheduler", scheduler, "with executor=, it has no meaning: give one of them")
-    prepare(settings)  # what is impossible must not leave a folder behind
+    prepared = prepare(settings)  # what is impossible must not leave a folder behind
     with open_cluster(scheduler, workers, worker_memory, (progress or Silent()).say) as cluster:
         store = None
         if out is not None:
@@ -246,7 +260,15 @@ def check(
             store = Store(out, resume)
         if cluster is not None:
             workers = None
-        return run(settings, store=store, workers=workers, executor=executor, elsewhere=cluster, progress=progress)
+        return run(
+            settings,
+            prepared=prepared,
+            store=store,
+            workers=workers,
+            executor=executor,
+            elsewhere=cluster,
+            progress=progress,
+        )
 
 
 @contextmanager

@@ -156,6 +156,7 @@ def _plan(study: str, two_views: bool) -> Callable[[Request], list[Piece]]:
             "lam": (request.lam or (0.5,)) if two_views else (0.0,),
         }
         lengths, rows = tuple(sorted(set(request.length or RATE_LENGTHS))), request.trials or _ROWS
+        varied = [name for name, values in grid.items() if len(set(values)) > 1]
         pieces = []
         for noise in _families(request):
             for values in itertools.product(*grid.values()):
@@ -163,12 +164,12 @@ def _plan(study: str, two_views: bool) -> Callable[[Request], list[Piece]]:
                 constants: dict[str, Any] = {k: v for k, v in chosen.items() if k != "lam"}
                 _check_crowd(Point(noise, lengths[-1], **constants))
                 # What varies has to be told apart by the finding's subject.
-                varied = [f"{_WORDS.get(k, k)} {v:g}" for k, v in chosen.items() if len(set(grid[k])) > 1]
+                told = [f"{_WORDS.get(name, name)} {chosen[name]:g}" for name in varied]
                 pieces.append(
                     Piece.of(
                         study, _cost(noise, constants, lengths, rows, 1 + two_views), noise=noise,
                         identity=get_family(noise).identity, lengths=lengths, rows=rows,
-                        subject=", ".join([noise, *varied]), **chosen,
+                        subject=", ".join([noise, *told]), **chosen,
                     )
                 )  # fmt: skip
         return pieces
