@@ -184,6 +184,7 @@ VARIANTS = [
     ("entmax", {"alpha": [1.0 + 1e-6, 1.3], "learnable": True}),
     ("entmax", {"alpha": [2.0, 3.5], "learnable": True}),
     ("asentmax-theta", {"theta": [0.7, 1.9], "alpha": 2.0}),
+    ("asentmax-theta", {"theta": [0.7, 1.9], "alpha": [1.2, 1.7], "learn_alpha": True}),
     ("diff-rela", {"p": 2.5, "lam": 0.3}),
     ("diff-softmax", {"lam": [0.3, 0.6]}),
     ("landmark", {"block": 1, "top": 1}),

@@ -150,6 +150,19 @@ def test_an_alpha_outside_the_kernels_goes_to_the_reference(alpha: float) -> Non
     assert attend(m, data.q, data.k, data.v, implementation="kernel").shape == (2, 4, 9, 5)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_alpha_learned_beside_theta_reaches_the_kernel(frozen: bool) -> None:
+    """What is stored is its logit, which is 0 for 1.5: the kernel's range is that of the value."""
+    from theory_lab.attention import get
+
+    data = inputs(1)
+    m = get("asentmax-theta", theta=0.8, alpha=[1.2, 1.4, 1.5, 1.9], learn_alpha=True).requires_grad_(not frozen)
+    got = attend(m, data.q, data.k, data.v, implementation="kernel")
+    torch.testing.assert_close(got, m(data.q, data.k, data.v).output, rtol=1e-9, atol=1e-10)
+    with pytest.raises(InputError, match=r"alpha: 2\.0"):
+        get("asentmax-theta", alpha=2.0, learn_alpha=True)
+
+
 @pytest.mark.parametrize(
     ("alpha", "learnable", "number"),
     [(1.5, False, 1.5), (2.0, False, 2.0), ([1.5] * 4, False, 1.5), (1.3, False, 1.3),

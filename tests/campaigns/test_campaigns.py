@@ -82,6 +82,8 @@ def test_seeds_take_turns(plan: Path) -> None:
         ('columns = { "16" = "accuracy@16" }', 'runs = ["Softmin"]', "Softmin"),
         ("columns = {", 'panels = { "Softmax" = "left" }\ncolumns = {', "each of Softmax, TRA, sharp"),
         ('title = "Small"', "title = 3", "key 'title'"),
+        ("samples = 2", 'attention = "ssmax"', "one of softmax, adaptive-temperature, entmax, sparsemax"),
+        ("samples = 2", 'attention = "entmax"', "key 'runs.TRA, sharp.attention': tra-sharp"),
         ('size = "recall"', 'start = "tda-pica"', "did you mean 'tda-pico'?"),
         ("accuracy@16", "accuracy(sort)@16", "one of the tasks is needed: copy"),
         ("accuracy@16", "sequence_accuracy", "a length after @ is needed in a table, of 16"),
@@ -311,6 +313,31 @@ def test_a_campaign_in_slices(plan: Path, tmp_path: Path) -> None:
     assert result["measured"]["tasks"][0]["length"] == 16
     (path,) = gather(campaign, out, tmp_path / "into")
     assert len(_read(path)) == 2
+
+
+def test_a_mechanism_takes_the_place_of_the_trained_one() -> None:
+    """The same weights under another mechanism are the model that was made with it; what is learned is not lost."""
+    torch = pytest.importorskip("torch")
+    from theory_lab.campaigns.measure import exchange
+    from theory_lab.models.lab import LabForCausalLM, make_config
+    from theory_lab.models.loading import LoadedModel
+
+    def made(attention: str) -> LoadedModel:
+        torch.manual_seed(0)
+        config = make_config("recall", attention, vocab_size=40, initializer_range=0.5)
+        return LoadedModel(LabForCausalLM(config).eval(), None, "untrained", 2, 2, 2, 64, None, True, folder=None)
+
+    one, other = made("softmax"), made("adaptive-temperature")
+    ids = torch.arange(30)[None] % 40
+    with torch.inference_mode():
+        before = one.model(input_ids=ids).logits
+        exchange(one, "adaptive-temperature")
+        after = one.model(input_ids=ids).logits
+        assert torch.equal(after, other.model(input_ids=ids).logits)
+        assert not torch.allclose(after, before, rtol=1e-3)
+    assert one.model.config.attention == "adaptive-temperature"
+    with pytest.raises(InputError, match="as many views as the model's"):
+        exchange(made("tda"), "softmax")
 
 
 def test_the_command_says_what_is_missing(plan: Path, tmp_path: Path) -> None:

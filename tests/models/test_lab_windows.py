@@ -21,16 +21,18 @@ from theory_lab.models.lab.windows import in_blocks, windows  # noqa: E402
 
 #: Those of the campaign of associative recall, and one of every other kind of bound.
 RECALL = ["softmax", "ssmax", "adaptive-temperature", "asentmax", "asentmax-theta", "entmax", "sparsemax"]
-OTHERS = ["rela", "diff-rela", "diff-softmax", "gated-softmax", "dex", "eta-weight", "eta-logit"]
+LEARNED_ALPHA = "asentmax-theta, alpha learned"
+OTHERS = [LEARNED_ALPHA, "rela", "diff-rela", "diff-softmax", "gated-softmax", "dex", "eta-weight", "eta-logit"]
 HEADS, DIM = 4, 8
 EPS = torch.finfo(torch.float32).eps
 
 
 def mechanism(name: str):
     """A layer's mechanism whose parameters differ from head to head, and are float32 numbers."""
+    learned = {"alpha": [1.3, 1.5, 1.6, 1.8], "learn_alpha": True} if name == LEARNED_ALPHA else {}
     config = make_config(
-        "recall", name, vocab_size=40, positions="nape", hidden_size=6, intermediate_size=8, num_attention_heads=HEADS,
-        head_dim=DIM,
+        "recall", name.partition(",")[0], vocab_size=40, positions="nape", hidden_size=6, intermediate_size=8,
+        num_attention_heads=HEADS, head_dim=DIM, attention_parameters=learned,
     )  # fmt: skip
     made = build_mechanism(config, 0)
     g = torch.Generator().manual_seed(1)

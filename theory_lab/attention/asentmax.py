@@ -31,10 +31,21 @@ class ASEntmaxTheta(Entmax):
         The temperature; a learnable one is stored as its logarithm.
     alpha : float, list or Tensor
         At least 1, fixed.
+    learnable : bool
+        Whether theta is a parameter.
+    learn_alpha : bool
+        Whether alpha is one too, one value or one a head. It starts between 1 and 2 and stays there: what is stored is
+        logit(alpha - 1).
     """
 
-    def __init__(self, theta: Any = 1.0, *, alpha: Any = 1.5, learnable: bool = True) -> None:
+    def __init__(
+        self, theta: Any = 1.0, *, alpha: Any = 1.5, learnable: bool = True, learn_alpha: bool = False
+    ) -> None:
         super().__init__(alpha, learnable=False)
+        if learn_alpha:
+            del self.alpha_
+            self.fixed_alpha = None
+            self.declare("alpha", alpha, 1.0, 2.0, learnable=True, transform="logit")
         self.declare("theta", theta, 0.0, open_low=True, learnable=learnable, transform="log")
 
     def row_weights(self, scores: tuple[Tensor, ...], scope: Scope) -> Tensor:

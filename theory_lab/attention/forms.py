@@ -257,7 +257,7 @@ def _seen_alpha(mechanism: Entmax) -> _Alpha | None:
         return seen
     if trusted(alpha):
         return None
-    low, high = (float(end) for end in alpha.detach().aminmax())
+    low, high = (float(end) for end in mechanism.value("alpha").detach().aminmax())
     fits = low >= 1.0 + 2.0**-20 and high <= 2.0
     seen = _Alpha(state or (0, 0), fits, low if low == high else None)
     if state is not None:

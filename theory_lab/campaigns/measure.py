@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from theory_lab.errors import InputError
+
 if TYPE_CHECKING:
     from theory_lab.corpus import Corpus
     from theory_lab.models import LoadedModel
@@ -40,12 +42,16 @@ def measure_model(folder: Path, wanted: Mapping[str, Any], corpus: str | None, d
     dict
         Plain JSON. ``loss``: {length: [loss of each text]}; ``heads``: rows of layer, length and measures, averaged
         over heads (maxima: the largest) and texts; ``inhibition``: tokens and map; ``tasks``: rows of theory-lab
-        evaluate; ``learned``: the mechanism's own parameters by layer.
+        evaluate; ``learned``: the mechanism's own parameters by layer; ``attention``: the mechanism that took its place
+        for all the others, if one did.
     """
     from theory_lab.models import load_model
 
     loaded = load_model(str(folder), device=device)
     found: dict[str, Any] = {"learned": learned(loaded)}
+    if wanted.get("attention"):
+        exchange(loaded, str(wanted["attention"]))
+        found["attention"] = str(wanted["attention"])
     if corpus is not None and (wanted.get("loss_lengths") or wanted.get("probe_lengths")):
         from theory_lab.corpus import Corpus
 
@@ -64,6 +70,22 @@ def _attention(loaded: LoadedModel) -> list[Any]:
     from theory_lab.models.lab.attention import LabAttention
 
     return [module for module in loaded.model.modules() if isinstance(module, LabAttention)]
+
+
+def exchange(loaded: LoadedModel, name: str) -> None:
+    """Put a mechanism without parameters in the place of every layer's own; the weights stay as they were trained."""
+    import copy
+
+    from theory_lab.models.lab.mechanisms import build_mechanism
+
+    config: Any = copy.deepcopy(loaded.model.config)
+    config.attention, config.attention_parameters = name, {}
+    for number, module in enumerate(_attention(loaded)):
+        made = build_mechanism(config, number)
+        if made.views != module.mechanism.views or any(True for _ in made.parameters()):
+            raise InputError("attention", name, "a mechanism of as many views as the model's, without parameters")
+        module.mechanism = made.to(loaded.device).eval()
+    loaded.model.config.attention, loaded.model.config.attention_parameters = name, {}
 
 
 def _stretched(loaded: LoadedModel, length: int, stretch: bool) -> AbstractContextManager[Any]:

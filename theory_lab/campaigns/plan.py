@@ -31,7 +31,10 @@ MEASURES: dict[str, str] = {
     "tasks": "list of tasks, as theory-lab evaluate takes them",
     "task_lengths": "list of lengths T of the tasks",
     "samples": "number of sequences of a task at each length",
+    "attention": "a mechanism that takes the place of the trained one before anything is measured",
 }
+#: Mechanisms of one view without learned parameters: each can weigh the scores of a model trained with another.
+EXCHANGED = ("softmax", "adaptive-temperature", "entmax", "sparsemax")
 #: Letters of a run's folder, and tokens of a text, at most.
 _LONGEST, _LONGEST_TEXT = 100, 1 << 24
 _INTO = re.compile(r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w-]*(\.[\w-]+)*", re.ASCII)
@@ -159,6 +162,7 @@ class _Reader:
                 raise self.fail((*key, "measure"), extra, "a table is needed")
             self.measures((*key, "measure"), extra)
             train = {**shared, **own}
+            self.exchange(key, train, {**measure, **extra})
             self.settings(key, train, data.get("data", "corpus"))
             chosen = self.seeds((*key, "seeds"), row["seeds"]) if "seeds" in row else seeds
             made.append([Run(name, seed, train, {**measure, **extra}) for seed in chosen])
@@ -253,6 +257,8 @@ class _Reader:
                 good, allowed = type(value) is int and value >= 1, "a whole number of at least 1"
             elif name == "ntk":
                 good, allowed = isinstance(value, bool), "true or false"
+            elif name == "attention":
+                good, allowed = value in EXCHANGED, f"{hint(str(value), EXCHANGED)}one of {', '.join(EXCHANGED)}"
             elif name == "tasks":
                 good = isinstance(value, list) and all(isinstance(one, str) for one in value)
                 allowed = "a list of tasks as theory-lab evaluate takes them"
@@ -260,6 +266,13 @@ class _Reader:
                 good, allowed = isinstance(value, str), "a text"
             if not good:
                 raise self.fail((*key, name), value, f"{allowed} is needed")
+
+    def exchange(self, key: tuple[str, ...], train: Mapping[str, Any], measure: Mapping[str, Any]) -> None:
+        """Refuse to measure under another mechanism what was trained with parameters that it would lose."""
+        trained = train.get("attention")
+        if "attention" in measure and (trained not in EXCHANGED or train.get("attention_parameters")):
+            allowed = f"a model trained with {', '.join(EXCHANGED)}, and no parameters, is needed to exchange it"
+            raise self.fail((*key, "attention"), trained, allowed)
 
     def text(self, name: str) -> str:
         value = self.document.data.get(name, "")

@@ -150,7 +150,7 @@ def plain(mechanism: Softmax) -> bool:
 
 def _settle(mechanism: Entmax) -> None:
     """Read the one alpha of all heads on the host, where it is one and not learned; refuse what is out of range."""
-    values = mechanism.alpha_.detach().reshape(-1).tolist()
+    values = mechanism.value("alpha").detach().reshape(-1).tolist()
     for value in values:
         if not 1.0 < value <= 2.0:
             raise InputError("alpha", value, "a number above 1 and at most 2 is allowed")
