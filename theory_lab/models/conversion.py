@@ -127,9 +127,10 @@ def convert_into(file: Path, folder: Path, *, name: str, quiet: bool) -> dict[st
             raise InputError("model", str(file), f"transformers cannot read it ({_first_line(error)})") from error
         given = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
         config = type(read.config)(**{**given, "_name_or_path": name})
-        weights = read.state_dict()
-        rebuilt = type(read)(config)
-        rebuilt.load_state_dict(weights, strict=True)
+        with torch.device("meta"):  # without weights of its own: it takes those that were read
+            rebuilt = type(read)(config)
+        rebuilt.load_state_dict(read.state_dict(), strict=True, assign=True)
+        rebuilt.tie_weights()
         rebuilt.generation_config = read.generation_config
         rebuilt.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
