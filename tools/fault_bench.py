@@ -390,7 +390,9 @@ class Bench:
         outcome.intact = self.intact(out)
         if more or env or self.turn % 4 == 3:
             code, text = self.start(out, *more, resume=True, env=env, anew=True).finish()
-            outcome.tracebacks += count_tracebacks(text)
+            if found := count_tracebacks(text):
+                outcome.tracebacks += found
+                outcome.notes.append(f"a traceback of the resume: {last_line(text)}")
             match = _FOUND.search(text)
             outcome.found = int(match[2] or 0) if match else 0
             problem = "" if code in (0, 1, 3) else f"{code}: {last_line(text)}"

@@ -64,6 +64,8 @@ def _after(run: Run, allowed: tuple[int, ...] = (), late: bool = False) -> Outco
     """The end of a disturbed run: its exit code, if it may be told, must be one of those allowed."""
     code, text = run.finish()
     outcome = Outcome(tracebacks=count_tracebacks(text), late=late)
+    if outcome.tracebacks:
+        outcome.notes.append(f"a traceback: {last_line(text)}")
     if allowed and code not in (*allowed, 0, 1, 3):
         outcome.tracebacks += 1
         outcome.notes.append(f"ended with {code}: {last_line(text)}")
