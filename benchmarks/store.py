@@ -48,14 +48,43 @@ times = {{"opening_s": opened - began, "asking_s": ended - opened}}
 print(json.dumps({{**times, "opening_cpu_s": named - worked, "asking_cpu_s": done - named}}))
 """
 
+#: The command that resumes the sweep, and what it took until it would draw.
+_CHECK = """
+import io, json, sys, time
+from contextlib import redirect_stdout
+began = float(sys.argv[1])
+from theory_lab import cli
+from theory_lab.engine import Engine
+def run(self, tasks, deadline=0.0):
+    times["before_drawing_s"], times["before_drawing_cpu_s"] = time.time() - began, time.process_time()
+    assert not tasks, len(tasks)
+    return iter(())
+Engine.run, times, shown = run, dict(), io.StringIO()
+with redirect_stdout(shown):
+    code = cli.execute(sys.argv[2:])
+assert code == 0, code
+print(json.dumps(times | dict(lines=shown.getvalue().count(chr(10)))))
+"""
+
+_FAMILIES = ("gaussian", "uniform", "two-point", "laplace", "spherical")
+_KAPPAS = tuple(1.0 + k / 10 for k in range(10))
+
 
 def made_cells(count: int) -> list[Cell]:
     """Cells that differ in length, kappa and family."""
-    families = ("gaussian", "uniform", "two-point", "laplace", "spherical")
     return [
-        Cell("survivors", Point(families[i % 5], 2 + i // 50, kappa=1.0 + (i // 5 % 10) / 10), "tail", 0)
+        Cell("survivors", Point(_FAMILIES[i % 5], 2 + i // 50, kappa=_KAPPAS[i // 5 % 10]), "tail", 0)
         for i in range(count)
     ]
+
+
+def sweep(count: int, blocks: int) -> list[str]:
+    """The command that asks for these cells, or for as many of them as make whole lengths."""
+    (cell,) = made_cells(1)
+    trials = blocks * sampler(cell).block_trials(cell)
+    families = [word for name in _FAMILIES for word in ("--noise", name)]
+    grid = ["--length", f"2:{count // 50 + 1}:+1", "--kappa", ",".join(map(repr, _KAPPAS))]
+    return ["check", "tda-4.3", *families, *grid, "--estimator", "tail", "--trials", str(trials), "--workers", "1"]
 
 
 def build(path: Path, count: int, blocks: int) -> float:
@@ -99,7 +128,8 @@ def _peak(pid: int) -> int:
 
 
 def measured(name: str, words: list[str], expected: int = 0) -> dict[str, Any]:
-    """Run a process; wall time, processor time and peak memory."""
+    """Run a process; wall time, processor time and peak memory. A word ``NOW`` becomes the time."""
+    words = [str(time.time()) if word == "NOW" else word for word in words]
     began = time.perf_counter()
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(
@@ -150,7 +180,7 @@ def saving(path: Path, count: int, blocks: int) -> dict[str, Any]:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--cells", type=int, default=100_000)
+    parser.add_argument("--cells", type=int, default=100_000, help="50 or more")
     parser.add_argument("--blocks", type=int, default=1000)
     parser.add_argument("--saves", type=int, default=3000)
     parser.add_argument("--work", default="", help="folder to work in; a temporary one by default")
@@ -174,10 +204,13 @@ def main() -> None:
     results.append({"what": "size", "cells": options.cells, "rows": options.cells * options.blocks, "bytes": size})
     lab = [sys.executable, "-m", "theory_lab.main", "results"]
     resume = _RESUME.format(here=str(Path(__file__).parent), cells=options.cells, blocks=options.blocks, path=str(path))
+    check = [*sweep(options.cells, options.blocks), "--out", str(path), "--resume", "--quiet"]
     name = made_cells(options.cells)[options.cells // 2].digest
     for what, words in (
         ("results ls", [*lab, "ls", str(path)]),
         ("resume", [sys.executable, "-c", resume]),
+        ("check --resume", [sys.executable, "-c", _CHECK, "NOW", *check]),
+        ("check --resume --format csv", [*lab[:-1], *check, "--format", "csv"]),
         ("results show CELL", [*lab, "show", str(path), name]),
         ("results ls --format csv", [*lab, "ls", str(path), "--format", "csv"]),
         (
