@@ -181,7 +181,7 @@ class Claim(Statement):
     statistic : str
         ``survivors`` (S_i) or ``consensus`` (C_i).
     bound : callable
-        Point -> the right-hand side.
+        Point -> the right-hand side. A sweep hands in one object with one point after the other: keep nothing of it.
     exact : callable
         Point -> the expectation itself, by closed form or quadrature; None where neither exists.
     unmet : callable

@@ -26,6 +26,13 @@ I64 = npt.NDArray[np.int64]
 AXES = ("head_dim", "kappa", "beta", "sigma", "rho", "key_rho", "length")
 
 
+class _Passing(Point):
+    """A point whose numbers change, and by which nothing can be remembered."""
+
+    def __hash__(self) -> int:
+        raise TypeError("this point stands for others in turn, and cannot be a key")
+
+
 class Points(Sequence[Point]):
     """Points of one noise.
 
@@ -167,7 +174,7 @@ class Points(Sequence[Point]):
         """
         if not len(self):
             return
-        point = self[0]
+        point = _Passing(**{name: getattr(self[0], name) for name in ("noise", *AXES)})
         state = vars(point)
         columns = {name: self.values(name) for name in AXES if self.varies(name)}
         if self.noise != ANY_LAW:
