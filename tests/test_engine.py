@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ import pytest
 import theory_lab
 from theory_lab import engine
 from theory_lab.claims import Point
-from theory_lab.engine import Engine, merge, plan_tasks, validate_workers, worker_pool
+from theory_lab.engine import Engine, merge, plan_tasks, start_pool, validate_workers, worker_pool
 from theory_lab.errors import InputError, WorkerError
 from theory_lab.estimation import BlockSum, Cell
 from theory_lab.experiments import COLUMNS
@@ -108,6 +110,28 @@ def test_an_interrupted_pool_leaves_no_thread_behind() -> None:
             managers.append(pool._executor_manager_thread)
             raise KeyboardInterrupt
 
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [thread.is_alive() for thread in managers] == [False]
+
+
+def test_nor_does_an_interrupted_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a second Ctrl-C does not keep it from that."""
+    managers = []
+
+    def interrupted() -> None:
+        with Engine(1) as found:
+            found._pool = start_pool(1)
+            managers.append(found._pool._executor_manager_thread)
+            raise KeyboardInterrupt
+
+    end = engine.end_workers
+
+    def end_and_interrupt(pool: object) -> None:
+        end(pool)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(engine, "end_workers", end_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert [thread.is_alive() for thread in managers] == [False]

@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from theory_lab.ending import INTERRUPTS, begin_worker, ignored
+from theory_lab.ending import INTERRUPTS, TERMINATIONS, begin_worker, ignored
 from theory_lab.errors import InputError, WorkerError
 from theory_lab.estimation import BlockSum, Cell, sampler
 from theory_lab.streams import Streams
@@ -165,9 +165,10 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._pool is None:
             return
-        if kind is not None:
-            end_workers(self._pool)
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+        if kind is None:
+            self._pool.shutdown(cancel_futures=True)
+        else:
+            _leave(self._pool)
 
     def run(self, tasks: Sequence[Task | PieceTask], deadline: float = float("inf")) -> Iterator[list[TaskResult]]:
         """Yield results as they finish, those that arrive at a time as one list.
@@ -260,14 +261,20 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException:
+        _leave(pool)
+        raise
+    pool.shutdown()
+
+
+def _leave(pool: ProcessPoolExecutor) -> None:
+    """End a pool at once, its own thread included."""
+    with ignored(*INTERRUPTS, *TERMINATIONS):  # a second Ctrl-C would leave it half ended
         manager = getattr(pool, "_executor_manager_thread", None)
         end_workers(pool)
         pool.shutdown(wait=False, cancel_futures=True)
         if manager is not None:
             # When Python exits it writes into a pipe that this thread closes: at the same moment that is a traceback.
             manager.join(_FAREWELL_SECONDS)
-        raise
-    pool.shutdown()
 
 
 @contextlib.contextmanager
