@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 import theory_lab
@@ -226,15 +226,15 @@ class Run:
             self.started = time.monotonic()
             self.process = _start_child(words, path)
             return
-        prefix = ["prlimit", f"--fsize={limit}"] if limit else []
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "theory_lab.main", *words],
+            [sys.executable, "-m", "theory_lab.main", *words],
             stdout=subprocess.DEVNULL,
             stderr=self._log,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
             start_new_session=True,
+            preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None,
         )
 
     def alive(self) -> bool:
@@ -468,42 +468,3 @@ def last_line(text: str) -> str:
     """The last line of a log."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
-
-
-@contextlib.contextmanager
-def small_disk(point: Path, size: str) -> Iterator[Path]:
-    """A disk of a given size (root only)."""
-    point.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(point)], check=True)
-    try:
-        yield point
-    finally:
-        for _ in range(100):
-            if subprocess.run(["umount", str(point)], capture_output=True, check=False).returncode == 0:
-                break
-            time.sleep(0.1)
-
-
-def remount(point: Path, options: str) -> bool:
-    """Change a disk's options; whether that worked."""
-    words = ["mount", "-o", f"remount,{options}", str(point)]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0
-
-
-def can_mount(work: Path) -> bool:
-    """Whether this user may mount disks."""
-    if os.geteuid() != 0:
-        return False
-    try:
-        with small_disk(work / "mount-test", "64k"):
-            return True
-    except (OSError, subprocess.CalledProcessError):
-        return False
-
-
-def flip(raw: bytes, rng: np.random.Generator) -> bytes:
-    """Bytes with 1 to 8 of them changed."""
-    changed = bytearray(raw)
-    for index in rng.choice(len(raw), size=min(len(raw), int(rng.integers(1, 9))), replace=False):
-        changed[index] ^= int(rng.integers(1, 256))
-    return bytes(changed)

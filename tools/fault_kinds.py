@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from fault_bench import OVERLAP, Bench, Outcome, Run, count_tracebacks, damage, flip, last_line, remount, small_disk
+from fault_bench import OVERLAP, Bench, Outcome, Run, count_tracebacks, damage, last_line
+from fault_disk import flip, remount, small_disk
 from fault_others import kill_probe, kill_training
 
 Rng = np.random.Generator

@@ -44,7 +44,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from fault_bench import Bench, Outcome, Reference, can_mount, stop_nursery
+from fault_bench import Bench, Outcome, Reference, stop_nursery
+from fault_disk import can_mount
 from fault_kinds import KINDS, Kind, stop_cluster
 from fault_page import ROOT, write_page
 
