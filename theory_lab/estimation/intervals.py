@@ -47,12 +47,16 @@ def clopper_pearson(hits: int, size: int, error: float) -> tuple[float, float]:
 
 
 def binomial_intervals(hits: F64, misses: F64, error: float) -> tuple[F64, F64]:
-    """:func:`clopper_pearson` of many samples, each array of one shape."""
-    low, high = np.zeros(hits.shape), np.ones(hits.shape)
+    """:func:`clopper_pearson` of many samples, each array of shape (m,)."""
+    which = None
+    if len(hits) > 1:  # short runs count the same again and again, and the quantiles are what takes time
+        pairs, which = np.unique(hits + 1j * misses, return_inverse=True)
+        hits, misses = pairs.real, pairs.imag
+    low, high = np.zeros(len(hits)), np.ones(len(hits))
     hit, missed = hits > 0, misses > 0
     low[hit] = special.betaincinv(hits[hit], misses[hit] + 1.0, error / 2.0)
     high[missed] = special.betainccinv(hits[missed] + 1.0, misses[missed], error / 2.0)
-    return low, high
+    return (low[which], high[which]) if which is not None else (low, high)
 
 
 def beta_mixture(hits: int, size: int, error: float, prior_mean: float) -> tuple[float, float]:
