@@ -52,14 +52,16 @@ notebooks: $(VENV)/.test
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/sampling.py
 
-# Runs disturbed in every way that a machine or a user might, resumed, and compared with undisturbed ones: about 230 faults.
+# Runs disturbed in every way that a machine or a user might, resumed, and compared with undisturbed ones: about 230 faults,
+# PROCESSES at a time.
+PROCESSES ?= 1
 faults: $(VENV)/.test
-	$(BIN)/python tools/faults.py --out figures/reliability
+	$(BIN)/python tools/faults.py --processes $(PROCESSES) --out figures/reliability
 
-# Everything that reads what strangers wrote, with INPUTS inputs; see SECURITY.md.
+# Everything that reads what strangers wrote, with INPUTS inputs in PROCESSES processes; see SECURITY.md.
 INPUTS ?= 20000
 fuzz: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz.py --inputs $(INPUTS)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz.py --inputs $(INPUTS) --processes $(PROCESSES)
 
 # Wheel and source distribution in dist/, built twice and compared; then the wheel in bare environments.
 dist: $(VENV)/.core
