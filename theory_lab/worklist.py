@@ -99,11 +99,10 @@ class Cells:
         for part in self._parts:
             cell = Cell(part.statistic, part.points[0], "", self._seed)
             state = vars(cell)
-            for point, estimator, device in zip(part.points.each(), part.estimators, part.devices, strict=True):
-                state.update(point=point, estimator=estimator, device=device)
+            columns = part.points.each(), part.estimators, part.devices
+            for state["point"], state["estimator"], state["device"] in zip(*columns, strict=True):
                 yield cell
-                if "digest" in state:  # which is this cell's alone
-                    del state["digest"]
+                state.pop("digest", None)  # which is this cell's alone
 
     def map(self, function: Callable[[Cell], Any]) -> list[Any]:
         """A function of a cell, for every cell; see :meth:`each`."""
