@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from theory_lab.estimation.base import Sample
-from theory_lab.estimation.intervals import beta_mixture, clopper_pearson, empirical_bernstein, interval, student
+from theory_lab.estimation.intervals import beta_mixture, binomial_intervals, clopper_pearson, empirical_bernstein, interval, student
 
 
 @pytest.mark.parametrize(("hits", "size"), [(0, 10), (1, 10), (5, 10), (10, 10), (3, 10**6), (10**5, 10**15)])
@@ -105,3 +105,14 @@ def test_scaling_and_methods() -> None:
 
 def test_looks_spend_no_more_than_the_error() -> None:
     assert sum(6 / (math.pi * k) ** 2 for k in range(1, 100_000)) < 1
+
+
+def test_intervals_of_many_samples_are_those_of_each() -> None:
+    """Equal counts are looked up once and the two ends are found side by side, with the same bits."""
+    rng = np.random.default_rng(3)
+    hits, misses = rng.integers(0, 60, 6000).astype(float), rng.integers(0, 10**7, 6000).astype(float)
+    hits[:9], misses[5:15] = 0.0, 0.0
+    hits[5:9] = 2.0
+    low, high = binomial_intervals(hits, misses, 1e-6)
+    for i in [*range(20), *range(20, 6000, 61)]:
+        assert (low[i], high[i]) == clopper_pearson(int(hits[i]), int(hits[i] + misses[i]), 1e-6)
