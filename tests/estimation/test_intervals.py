@@ -10,7 +10,14 @@ import pytest
 from scipy import stats
 
 from theory_lab.estimation.base import Sample
-from theory_lab.estimation.intervals import beta_mixture, binomial_intervals, clopper_pearson, empirical_bernstein, interval, student
+from theory_lab.estimation.intervals import (
+    beta_mixture,
+    binomial_intervals,
+    clopper_pearson,
+    empirical_bernstein,
+    interval,
+    student,
+)
 
 
 @pytest.mark.parametrize(("hits", "size"), [(0, 10), (1, 10), (5, 10), (10, 10), (3, 10**6), (10**5, 10**15)])
