@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 #: Largest JSON file read whole, in bytes: tokenizers of large vocabularies are a tenth of it.
 MOST_JSON = 256 << 20
+#: Deepest nesting of JSON and TOML. From Python 3.12 on thousands of levels are read, which no recursion after that can
+#: walk through; configurations, tokenizers and results have a dozen.
+MOST_NESTED = 100
 #: Largest TOML file, in bytes.
 MOST_TOML = 1 << 19
 
@@ -142,9 +145,29 @@ def read_at_most(file: IO[bytes], most: int) -> bytes:
 def parse_json(raw: bytes | str) -> Any:
     """The value of a JSON text; ValueError, in one line, if it is none."""
     try:
-        return json.loads(raw)
+        found = json.loads(raw)
     except RecursionError:
         raise ValueError("nested too deep") from None
+    opened = (b"[", b"{") if isinstance(raw, bytes) else ("[", "{")
+    if sum(map(raw.count, opened)) > MOST_NESTED:  # type: ignore[arg-type]  # both are of raw's kind
+        check_nesting(found)
+    return found
+
+
+def check_nesting(tree: Any) -> None:
+    """ValueError if lists and dictionaries lie in each other more than :data:`MOST_NESTED` deep."""
+    level = [tree]
+    for _ in range(MOST_NESTED):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, (dict, list))
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return
+    raise ValueError("nested too deep")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -174,9 +197,11 @@ def parse_toml(text: str) -> dict[str, Any]:
                 continue  # blanks, which may stand around a dot
             joined = token.lastgroup == "dot"
     try:
-        return tomllib.loads(text)
+        found = tomllib.loads(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
+    check_nesting(found)
+    return found
 
 
 def read_npy(path: Path, most: int) -> np.ndarray:
@@ -235,5 +260,6 @@ def reason(error: BaseException) -> str:
     """An error of a library as one short line."""
     if isinstance(error, OSError) and error.strerror:
         return one_line(error.strerror, 200)
-    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    first = " ".join(lines[: 2 if lines[0].rstrip().endswith(":") else 1]) if lines else ""
     return f"{type(error).__name__}: {one_line(first, 200)}" if first else type(error).__name__

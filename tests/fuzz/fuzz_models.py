@@ -140,12 +140,27 @@ def _header_gguf(data: bytes, place: Place) -> None:
     )
 
 
+@functools.cache
+def _names() -> frozenset[str]:
+    """What the tensors of the undamaged file are called."""
+    from theory_lab.models.headers import read_gguf
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.gguf")
+        path.write_bytes(_gguf()[0])
+        return frozenset(tensor.name for tensor in read_gguf(path).tensors)
+
+
 def _convert(data: bytes, place: Place) -> None:
     from theory_lab.models import convert_gguf
+    from theory_lab.models.headers import read_gguf, read_safetensors
 
     path = place.given / "model.gguf"
     path.write_bytes(data)
-    convert_gguf(path, place.out / "converted", quiet=True)
+    made = convert_gguf(path, place.out / "converted", quiet=True)
+    stored = read_safetensors(made / "model.safetensors")
+    names = _names()  # what the file calls otherwise is not read, and nothing random stands in for it
+    assert stored.elements == sum(tensor.elements for tensor in read_gguf(path).tensors if tensor.name in names)
 
 
 # folders

@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 from theory_lab import render
 from theory_lab.campaigns.plan import slug
 from theory_lab.errors import InputError, StoreError
+from theory_lab.models.checks import check_folder
+from theory_lab.models.headers import read_safetensors
 from theory_lab.outside import (
+    MOST_NESTED,
     MOST_TOML,
     defused,
     defused_frame,
@@ -29,6 +32,7 @@ from theory_lab.outside import (
     parse_json,
     parse_toml,
     read_npy,
+    reason,
     undefused,
     visible,
 )
@@ -114,6 +118,35 @@ def test_a_folder_of_a_run_lies_inside(name: str) -> None:
 def test_json_that_is_none_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError):
         parse_json(text)
+
+
+@pytest.mark.parametrize("pair", ["[]", '{"a":}'])
+def test_nesting_is_bounded_whatever_the_reader_bears(pair: str, tmp_path: Path) -> None:
+    """Python 3.12's reader takes thousands of levels, and what walks through them later a thousand at most."""
+    cut = len(pair) - 1
+    deep = {levels: pair[:cut] * levels + "0" + pair[cut:] * levels for levels in (MOST_NESTED, MOST_NESTED + 1)}
+    parse_json(deep[MOST_NESTED])
+    parse_json(f"[{'[],' * 1000}0]")
+    for raw in (deep[MOST_NESTED + 1], deep[MOST_NESTED + 1].encode()):
+        with pytest.raises(ValueError, match="nested too deep"):
+            parse_json(raw)
+    with pytest.raises(ValueError, match="nested too deep"):
+        parse_toml("x = " + "[" * (MOST_NESTED + 1) + "]" * (MOST_NESTED + 1))
+    (tmp_path / "config.json").write_text(f'{{"x": {deep[MOST_NESTED]}}}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"its config\.json cannot be read \(nested too deep\)"):
+        check_folder(tmp_path)
+    header = f'{{"a": {deep[MOST_NESTED]}}}'.encode()
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(InputError, match=r"its header is no JSON object of tensors \(nested too deep\)"):
+        read_safetensors(tmp_path / "a.safetensors")
+
+
+def test_a_reason_is_more_than_a_heading() -> None:
+    assert (
+        reason(ValueError("Value of 'heads':\n  3 of 32\nmore")) == "ValueError: Value of 'heads': 3 of 32"
+    )
+    assert reason(ValueError("first\nsecond")) == "ValueError: first"
+    assert reason(ValueError("\n")) == "ValueError"
 
 
 _DEEP, _LINES = ".".join(["a"] * 5000), "".join(f"b{i}=1\n" for i in range(50_000))

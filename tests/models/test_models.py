@@ -356,7 +356,7 @@ def test_damaged_folders(tiny: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.self_attn.q_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"its weights lack 1 tensors, such as model.layers.1.self_attn.q_proj"):
+    with pytest.raises(InputError, match=r"its weights lack the tensor model.layers.1.self_attn.q_proj"):
         load_model(folder)
     (folder / "model.safetensors").write_bytes(b"\0" * 50)
     with pytest.raises(InputError, match="its header is no JSON object of tensors"):
@@ -432,6 +432,13 @@ def write_gguf(path: Path) -> Path:
     return path
 
 
+def with_number(gguf_file: bytes, key: bytes, value: int) -> bytes:
+    """The file with another value of a key whose value is a 32-bit number."""
+    at = gguf_file.index(key) + len(key)
+    assert gguf_file[at : at + 4] == b"\4\0\0\0"
+    return gguf_file[: at + 4] + value.to_bytes(4, "little") + gguf_file[at + 8 :]
+
+
 @needs_models
 def test_a_gguf_file_is_dequantized_once(tmp_path: Path, own_cache: Path, monkeypatch) -> None:
     from theory_lab.models import conversion, convert_gguf, load_model
@@ -474,7 +481,44 @@ def test_bad_gguf_files(tmp_path: Path, own_cache: Path) -> None:
     file.write_bytes(whole.replace(b"llama", b"lxama"))
     with pytest.raises(InputError, match="transformers cannot read it"):
         convert_gguf(file, tmp_path / "made", quiet=True)
+    few = "its configuration says {} layers, and its tensors go up to layer 1"
+    lacking = r"its weights lack the tensor model\.layers\.1\.self_attn\.q_proj\.weight"
+    wrong = r"its tensor model\.layers\.0\.mlp\.down_proj\.weight is 64 x 96, and its configuration makes it 64 x 48"
+    for damaged, why in (
+        (whole.replace(b"blk.1.attn_q", b"blk.1.attn_z"), lacking),  # transformers would fill it up with random numbers
+        (with_number(whole, b"llama.feed_forward_length", 48), wrong),
+        (
+            with_number(whole, b"llama.block_count", 3),
+            few.format(3),
+        ),
+        (
+            with_number(whole, b"llama.block_count", 1),
+            few.format(1),
+        ),
+    ):
+        file.write_bytes(damaged)
+        with pytest.raises(InputError, match=why):
+            convert_gguf(file, tmp_path / "made", quiet=True)
     assert leftovers(own_cache) == []
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.is_dir()) == ["whole.gguf", "x.gguf"]
+
+
+@needs_models
+def test_a_gguf_file_that_there_is_no_room_for(tmp_path: Path) -> None:
+    """Safetensors tells of a full disk by an error of its own."""
+    import resource
+
+    from theory_lab.models import convert_gguf
+
+    file = write_gguf(tmp_path / "small.gguf")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(StoreError, match=r"made; it cannot be written \(File too large\)"):
+            convert_gguf(file, tmp_path / "made", quiet=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
 
 
 def test_the_command(cli, toy: Path, own_cache: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,38 @@ def check_built(path: Path, build: Any, header: Header) -> None:
         raise InputError(
             "model", str(path), f"its configuration makes a model of {size:,} numbers, and its files hold {there:,}"
         )
+
+
+def check_filled(path: Path, report: Mapping[str, Any]) -> None:
+    """Refuse a model whose files do not hold all of it: a library fills up the rest with random numbers.
+
+    Parameters
+    ----------
+    path : Path
+        For the message.
+    report : mapping
+        What transformers says of its loading: ``missing_keys``, and ``mismatched_keys`` with the file's shape and the
+        model's.
+
+    Raises
+    ------
+    InputError
+        The message names a tensor.
+    """
+    for name, there, wanted in sorted(report.get("mismatched_keys", ())):
+        raise wrong_shape(path, name, there, wanted)
+    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
+    if missing:
+        many = "the tensor" if len(missing) == 1 else f"{len(missing)} tensors, such as"
+        raise InputError("model", str(path), f"its weights lack {many} {one_line(missing[0], 80)}")
+
+
+def wrong_shape(path: Path, name: str, there: Iterable[int], wanted: Iterable[int]) -> InputError:
+    """The error for a tensor of another shape than its configuration says."""
+    have, want = (" x ".join(map(str, shape)) or "a single number" for shape in (there, wanted))
+    return InputError(
+        "model", str(path), f"its tensor {one_line(name, 80)} is {have}, and its configuration makes it {want}"
+    )
 
 
 def check_path(path: Path) -> None:

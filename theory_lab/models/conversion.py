@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import io
 import os
+import re
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -18,11 +19,13 @@ from typing import Any
 
 from theory_lab.errors import InputError
 from theory_lab.models.cache import cache_dir, check_room, make_folder
-from theory_lab.models.checks import check_announced, check_built
-from theory_lab.models.headers import read_gguf
+from theory_lab.models.checks import check_announced, check_built, check_filled, wrong_shape
+from theory_lab.models.headers import Header, read_gguf
 from theory_lab.models.progress import Meter, say
+from theory_lab.outside import reason
 
 _MAGIC = b"GGUF"
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
 
 
 def require_transformers() -> None:
@@ -106,35 +109,76 @@ def converted_folder(file: Path, *, quiet: bool = False) -> Path:
 def convert_into(file: Path, folder: Path, *, name: str, quiet: bool) -> dict[str, Any]:
     """Write the model and tokenizer of a GGUF file into an existing folder; what its manifest should say of it."""
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     with Meter(f"converting {file.name} to safetensors (once)", None, quiet), hushed():
-        where, gguf = str(file.parent), file.name
+        where, gguf, header = str(file.parent), file.name, read_gguf(file)
         try:
             # transformers draws the GGUF reader's bar whatever its verbosity is.
             with contextlib.redirect_stderr(io.StringIO()):
                 settings = AutoConfig.from_pretrained(where, gguf_file=gguf)
-                check_built(file, lambda: AutoModelForCausalLM.from_config(settings), read_gguf(file))
-                read = AutoModelForCausalLM.from_pretrained(where, gguf_file=gguf, dtype=torch.float32)
+                _check_layers(file, header, settings)
+                check_built(file, lambda: AutoModelForCausalLM.from_config(settings), header)
+                kind: Any = AutoModelForCausalLM  # its annotations leave out the report
+                read, report = kind.from_pretrained(
+                    where,
+                    gguf_file=gguf,
+                    dtype=torch.float32,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # refused below, with their names
+                )
                 tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=gguf)
+            check_filled(file, report)
+            rebuilt = _rebuilt(file, read, name)
         except ImportError as error:
-            raise InputError(
-                "model", str(file), f"a package that it needs is missing ({_first_line(error)})"
-            ) from error
+            raise InputError("model", str(file), f"a package that it needs is missing ({reason(error)})") from error
         except (InputError, MemoryError):
             raise
         except Exception as error:  # each library it goes through raises its own, tokenizers a bare Exception
-            raise InputError("model", str(file), f"transformers cannot read it ({_first_line(error)})") from error
-        given = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
-        config = type(read.config)(**{**given, "_name_or_path": name})
-        with torch.device("meta"):  # without weights of its own: it takes those that were read
-            rebuilt = type(read)(config)
-        rebuilt.load_state_dict(read.state_dict(), strict=True, assign=True)
-        rebuilt.tie_weights()
-        rebuilt.generation_config = read.generation_config
-        rebuilt.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+            raise InputError("model", str(file), f"transformers cannot read it ({reason(error)})") from error
+        try:
+            rebuilt.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        except SafetensorError as error:  # a full disk is no OSError to it, and only its text holds the number
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
     return {"name": name, "dtype": "float32", "transformers": metadata.version("transformers")}
+
+
+def _rebuilt(file: Path, read: Any, name: str) -> Any:
+    """The model that was read, made from its configuration alone, so that it can be saved."""
+    import torch
+
+    given = {key: value for key, value in read.config.to_dict().items() if key != "quantization_config"}
+    config = type(read.config)(**{**given, "_name_or_path": name})
+    with torch.device("meta"):  # without weights of its own: it takes those that were read
+        rebuilt = type(read)(config)
+    weights, wanted = read.state_dict(), rebuilt.state_dict()
+    for key in sorted(weights.keys() & wanted.keys()):
+        # Some versions of transformers put a GGUF file's tensors into the model whatever their shapes are.
+        if weights[key].shape != wanted[key].shape:
+            raise wrong_shape(file, key, weights[key].shape, wanted[key].shape)
+    rebuilt.load_state_dict(weights, strict=True, assign=True)
+    rebuilt.tie_weights()
+    rebuilt.generation_config = read.generation_config
+    return rebuilt
+
+
+def _check_layers(file: Path, header: Header, settings: Any) -> None:
+    """InputError unless the layers are as many as the configuration says.
+
+    transformers would leave out those beyond, and say nothing; of those that there are not it would first make a table
+    of names, in a time of layers times modules.
+    """
+    said = getattr(settings.get_text_config(), "num_hidden_layers", None)
+    numbers = {int(found[1]) for tensor in header.tensors if (found := _BLOCK.match(tensor.name))}
+    if numbers and isinstance(said, int) and said != max(numbers) + 1:
+        raise InputError(
+            "model", str(file), f"its configuration says {said} layers, and its tensors go up to layer {max(numbers)}"
+        )
 
 
 def _bytes_needed(file: Path) -> int:
@@ -142,11 +186,6 @@ def _bytes_needed(file: Path) -> int:
     header = read_gguf(file)
     check_announced(file, header.metadata, header)
     return 4 * header.elements
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from theory_lab.errors import InputError
-from theory_lab.outside import one_line
+from theory_lab.outside import check_nesting, one_line
 
 #: Bytes of a safetensors header, and of one text in a GGUF file.
 _MOST_HEADER, _MOST_TEXT, _MOST_NAME = 100_000_000, 64 << 20, 1 << 16
@@ -94,6 +94,7 @@ def read_safetensors(path: Path) -> Header:
         raise _bad(path, f"it cannot be read ({error.strerror or error})") from None
     try:
         found = json.loads(raw, object_pairs_hook=_once)
+        check_nesting(found)
     except (ValueError, RecursionError) as error:
         raise _bad(path, f"its header is no JSON object of tensors ({one_line(error, 120)})") from None
     if not isinstance(found, dict):

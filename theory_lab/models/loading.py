@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from theory_lab.errors import InputError, hint
 from theory_lab.models.cache import no_room
 from theory_lab.models.catalog import find_model, is_known, list_models
-from theory_lab.models.checks import check_built, check_folder, check_path, header_of
+from theory_lab.models.checks import check_built, check_filled, check_folder, check_path, header_of
 from theory_lab.models.conversion import converted_folder, hushed, require_transformers
-from theory_lab.outside import expanded, foreign
+from theory_lab.outside import expanded, foreign, reason
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ def load_model(
     try:
         model = model.to(target)
     except RuntimeError as error:
-        raise InputError("device", device, f"the model does not fit there ({_line(error)})") from error
+        raise InputError("device", device, f"the model does not fit there ({reason(error)})") from error
     model.eval().requires_grad_(False)
     text = model.config.get_text_config()
     heads = _number(text, "num_attention_heads")
@@ -186,11 +186,11 @@ def _from_hub(name: str, trust: bool, quiet: bool) -> Path:
             "model", name, "there is no such folder, and the Hugging Face Hub cannot be reached to look for it there"
         ) from error
     except HfHubHTTPError as error:
-        raise InputError("model", name, f"the Hugging Face Hub refuses it ({_line(error)})") from error
+        raise InputError("model", name, f"the Hugging Face Hub refuses it ({reason(error)})") from error
     except OSError as error:
         if error.errno == 28:  # ENOSPC
             raise no_room(Path.home()) from error
-        raise InputError("model", name, f"it cannot be downloaded from the Hub ({_line(error)})") from error
+        raise InputError("model", name, f"it cannot be downloaded from the Hub ({reason(error)})") from error
 
 
 def _load(folder: Path, config: dict[str, Any], *, dtype: str, trust: bool, attention: str | None) -> Any:
@@ -221,25 +221,21 @@ def _load(folder: Path, config: dict[str, Any], *, dtype: str, trust: bool, atte
                 trust_remote_code=trust,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the report, and refused below with their names
                 **more,
             )
     except ImportError as error:
         what = "attention" if attention else "model"
         raise InputError(
-            what, attention or str(folder), f"a package that it needs is missing ({_line(error)})"
+            what, attention or str(folder), f"a package that it needs is missing ({reason(error)})"
         ) from error
     except (InputError, MemoryError):
         raise
     except Exception as error:  # transformers, safetensors and a damaged file's place each raise their own
         if attention is not None and attention in str(error):
-            raise InputError("attention", attention, f"it cannot be had here ({_line(error)})") from error
-        raise InputError("model", str(folder), f"transformers cannot load it ({_line(error)})") from error
-    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
-    wrong = sorted(str(key) for key in report.get("mismatched_keys", ()))
-    if missing or wrong:
-        # transformers would fill these with random numbers, and every measurement would be of noise.
-        lost = missing or wrong
-        raise InputError("model", str(folder), f"its weights lack {len(lost)} tensors, such as {lost[0]}")
+            raise InputError("attention", attention, f"it cannot be had here ({reason(error)})") from error
+        raise InputError("model", str(folder), f"transformers cannot load it ({reason(error)})") from error
+    check_filled(folder, report)
     return model
 
 
@@ -291,8 +287,3 @@ def check_device(device: str) -> torch.device:
 def _number(config: Any, name: str) -> int:
     value = getattr(config, name, None)
     return value if isinstance(value, int) else 0
-
-
-def _line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

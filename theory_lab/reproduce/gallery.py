@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from theory_lab.outside import read_json
 from theory_lab.reproduce.spec import OWN, SIZES, Experiment, experiments
 from theory_lab.reproduce.state import State, drawn, states
 
@@ -73,11 +73,11 @@ def _own(out: Path) -> list[str]:
     lines = []
     for path in sorted((out / OWN).glob("*.json")):
         try:
-            about = json.loads(path.read_text(encoding="utf-8"))
+            about = read_json(path)
             title, caption, source = (escape(str(about[name])) for name in ("title", "caption", "source"))
             names = [name for name in about["files"] if name == Path(name).name and (path.parent / name).is_file()]
             size = about["size"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError):
             continue
         lines += _show(
             title, caption, source, size, {name: f"{OWN}/{quote(name)}" for name in names}, f"{path.stem}.toml"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from theory_lab.outside import parse_json
 from theory_lab.parquet_pages import check_pages
 from theory_lab.streams import cell_digest
 
@@ -181,7 +182,7 @@ def decode(raw: bytes) -> tuple[BlockTable, dict[str, Any]]:
         if len(raw) > _SMALL:
             check_pages(raw)
         file = pq.ParquetFile(pa.BufferReader(raw))
-        about = json.loads(file.schema_arrow.metadata[KEY])
+        about = parse_json(file.schema_arrow.metadata[KEY])
         if not isinstance(about, dict):
             raise ValueError("about")
         if file.metadata.num_rows > MOST_BLOCKS:
@@ -231,7 +232,7 @@ def encode_findings(digest: str, findings: Sequence[Mapping[str, Any]], about: M
 def check_findings(name: str, digest: str, raw: bytes | str) -> dict[str, Any]:
     """A piece's file as JSON, whose checksum agrees; DamagedError otherwise."""
     try:
-        found = json.loads(raw)
+        found = parse_json(raw)
         good = found["checksum"] == findings_checksum(digest, found["findings"])
         study, arguments = found["piece"]
         good = good and cell_digest({"study": study, **dict(arguments)}, found["seed"]) == digest

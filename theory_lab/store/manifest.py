@@ -9,6 +9,7 @@ from typing import Any
 
 from theory_lab import __version__
 from theory_lab.errors import InputError, StoreError
+from theory_lab.outside import parse_json
 from theory_lab.store.cells import DAMAGE, FORMAT_VERSION, DamagedError, decode, read_findings
 from theory_lab.store.files import write_atomically
 from theory_lab.store.packs import Pack, pack_names
@@ -34,7 +35,7 @@ def text() -> bytes:
 
 def raise_format(path: Path) -> None:
     """Let the manifest say the present format, and leave its versions; the caller holds the lock."""
-    found = json.loads((path / NAME).read_bytes()) if read(path) else None
+    found = parse_json((path / NAME).read_bytes()) if read(path) else None
     if found and found["format"] < FORMAT_VERSION:
         content = (json.dumps({**found, "format": FORMAT_VERSION}, indent=2, sort_keys=True) + "\n").encode()
         write_atomically(path / NAME, lambda file: file.write(content))
@@ -63,7 +64,7 @@ def read(path: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise StoreError(f"out: {path}; its {NAME} cannot be read ({error.strerror})") from None
     try:
-        found = json.loads(raw)
+        found = parse_json(raw)
     except DAMAGE:
         return None
     if isinstance(found, dict) and found.get("kind", KIND) != KIND:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from theory_lab.outside import parse_json
 from theory_lab.parquet_pages import check_pages
 from theory_lab.store.cells import (
     DAMAGE,
@@ -249,7 +250,7 @@ class Pack:
         except (pa.ArrowException, *DAMAGE):
             self.damage = f"{self.cells_path.name} is damaged"
         try:
-            self.seal = json.loads(self.seal_path.read_bytes())
+            self.seal = parse_json(self.seal_path.read_bytes())
             mine = self.seal["cells"]["blake2b"]
             self.sealed = mine == hashlib.blake2b(raw, digest_size=16).hexdigest() and not self.damage
             if not self.sealed and not self.damage:
@@ -313,7 +314,7 @@ class Pack:
 
     def about(self, row: int) -> dict[str, Any]:
         """What is said about a cell."""
-        return dict(json.loads(self.of_all("about")[row].as_py()))
+        return dict(parse_json(self.of_all("about")[row].as_py()))
 
     def findings(self, row: int) -> dict[str, Any]:
         """A piece's findings whose checksum agrees; DamagedError otherwise."""
@@ -461,7 +462,7 @@ def pack_names(folder: Path) -> set[str]:
 def sealed_count(folder: Path, name: str) -> int:
     """Cells and pieces of a pack by its seal; very many if that cannot be read."""
     try:
-        return int(json.loads((folder / f"{name}.json").read_bytes())["cells"]["count"])
+        return int(parse_json((folder / f"{name}.json").read_bytes())["cells"]["count"])
     except DAMAGE:
         return PACK_CELLS
 

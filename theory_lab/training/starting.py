@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from theory_lab.errors import InputError, hint
-from theory_lab.outside import expanded
+from theory_lab.outside import expanded, read_json
 from theory_lab.training.settings import TrainSettings
 
 #: Fields of a configuration that are no choice of a training, or a setting of their own.
@@ -101,7 +100,7 @@ def _fields() -> list[str]:
 def _config(start: str) -> dict[str, Any]:
     folder = start_folder(start)
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = read_json(folder / "config.json")
     except (OSError, ValueError) as error:
         raise InputError("start", start, f"its config.json cannot be read ({error})") from None
     if not isinstance(found, dict) or found.get("model_type") != "theory_lab" or "attention" not in found:
