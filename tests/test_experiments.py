@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,8 +10,9 @@ import pandas as pd
 import pytest
 
 import theory_lab
+from theory_lab.claims import CLAIMS, Point
 from theory_lab.errors import InputError
-from theory_lab.experiments import COLUMNS, Budget, Settings, build_cases, build_pieces, run
+from theory_lab.experiments import COLUMNS, Budget, Settings, build_cases, build_pieces, prepare, run
 
 
 def test_default_sweep_covers_what_it_says() -> None:
@@ -35,6 +37,39 @@ def test_every_default_cell_is_precise() -> None:
     assert np.abs(z).max() < 6
     assert (rows.ci_low <= rows.estimate).all()
     assert (rows.estimate <= rows.ci_high * (1 + 1e-12)).all()
+
+
+def test_a_bound_that_cannot_be_computed_is_found_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bound(point: Point) -> float:
+        raise InputError("kappa", point.kappa, "none is")
+
+    broken = dataclasses.replace(CLAIMS["tda-4.3"], id="broken", bound=bound)
+    monkeypatch.setitem(CLAIMS, "broken", broken)
+    monkeypatch.setattr("theory_lab.settings.find", CLAIMS.get)
+    with pytest.raises(InputError, match="none is"):
+        prepare(Settings(("broken",), ("gaussian",), (10,)))
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"kappa": 1e100, "bound_scale": 1e300},
+        {"kappa": 1e10, "tolerance": 1e308},
+        {"kappa": 1e-100, "beta": 1e-40, "bound_scale": 1e-200},
+        {"kappa": 1e-100, "beta": 1e50, "sigma": 1e-90},
+        {"kappa": 1e100, "beta": 1e50, "sigma": 1e90},
+    ],
+    ids=str,
+)
+def test_what_no_float_holds_is_infinite_without_a_warning(extreme: dict[str, float]) -> None:
+    rows = theory_lab.check(
+        list(CLAIMS), noise=["gaussian", "two-point", "any"], length=[1, 10**15], trials=5, **extreme
+    )
+    assert len(rows) == 24
+    assert not rows[["estimate", "bound", "ci_low", "ci_high"]].isna().any().any()
+    enough = [(1 + extreme.get("tolerance", 0.01)) * bound for bound in rows.bound.tolist()]
+    expected = np.select([rows.ci_low > rows.bound, rows.ci_high <= enough], ["VIOLATED", "HOLDS"], "INCONCLUSIVE")
+    assert (rows.verdict == expected).all()
 
 
 def test_general_forms_join_where_they_say_something_else() -> None:

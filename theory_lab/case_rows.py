@@ -78,7 +78,7 @@ class CaseRows:
             how[row], notes[row], seconds[row] = known.method, known.note, known.seconds
             # An exact value has no error; that of the worst law is nothing that was estimated.
             estimate[row], standard_error[row] = known.estimate, 0.0 if known.method == "exact" else math.nan
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             relative = standard_error / estimate
             slack = estimate / self.bounds
         nothing = estimate == 0

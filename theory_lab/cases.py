@@ -13,7 +13,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -51,7 +51,7 @@ class Case:
         return Cell(self.claim.statistic, self.point, self.estimator, seed, self.device)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
     """Cases of one claim and one noise as columns.
 
@@ -61,26 +61,19 @@ class Group:
     points : Points
     estimators, devices : list of str
         Of each point.
-    bound_scale : float
-        Factor on the claim's bound.
+    bounds : ndarray, shape (points,)
+        The claim's bounds, scaled.
     """
 
     claim: Claim
     points: Points
     estimators: list[str]
     devices: list[str]
-    bound_scale: float
-
-    @cached_property
-    def bounds(self) -> F64:
-        """The claim's bounds, scaled; shape (points,)."""
-        return np.array(self.points.map(self.claim.bound), dtype=float) * self.bound_scale
+    bounds: F64
 
     def case(self, row: int) -> Case:
         """One of them."""
-        point = self.points[row]
-        bound = self.claim.bound(point) * self.bound_scale
-        return Case(self.claim, point, self.estimators[row], bound, self.devices[row])
+        return Case(self.claim, self.points[row], self.estimators[row], float(self.bounds[row]), self.devices[row])
 
 
 class Cases(Sequence[Case]):
@@ -142,7 +135,9 @@ def build_cases(settings: Settings) -> Cases:
             rows = np.flatnonzero(~np.array(points.map(partial(_adds_nothing, claim)), dtype=bool))
             points, how = points.take(rows), [how[row] for row in rows.tolist()]
         estimators, devices = [list(column) for column in zip(*how, strict=True)] or ([], [])
-        groups.append(Group(claim, points, estimators, devices, settings.bound_scale))
+        with np.errstate(over="ignore"):  # what no float holds is infinite
+            bounds = np.array(points.map(claim.bound), dtype=float) * settings.bound_scale
+        groups.append(Group(claim, points, estimators, devices, bounds))
     made = Cases(groups)
     if settings.device == "cuda":
         _refuse_what_no_gpu_can(settings, made)

@@ -138,9 +138,15 @@ def check_proxy(sigma: float, head_dim: int) -> None:
         raise InputError("sigma", sigma, "sigma^2/d must lie between 1e-200 and 1e200")
 
 
+# Squares and quotients of what is allowed, and their powers in a bound, are numbers that a float holds.
+def _check_kappa(kappa: float) -> None:
+    if not 1e-100 <= kappa <= 1e100:
+        raise InputError("kappa", kappa, "a number from 1e-100 to 1e100 is allowed")
+
+
 def _check_beta(beta: float) -> None:
-    if not (math.isfinite(beta) and beta >= 0):
-        raise InputError("beta", beta, "a finite number of at least 0 is allowed")
+    if not 0 <= beta <= 1e50:
+        raise InputError("beta", beta, "a number from 0 to 1e50 is allowed")
 
 
 @dataclass(frozen=True)
@@ -213,7 +219,7 @@ def positive(value: float, field: str) -> float:
 CHECKS: dict[str, Callable[[Any], object]] = {
     "length": lambda value: whole(value, "length", 1, MAX_LENGTH),
     "head_dim": lambda value: whole(value, "head_dim", 1, 1 << 20),
-    "kappa": lambda value: positive(value, "kappa"),
+    "kappa": _check_kappa,
     "sigma": lambda value: positive(value, "sigma"),
     "beta": _check_beta,
     "rho": lambda value: Dependence(rho=value),

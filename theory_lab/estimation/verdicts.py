@@ -147,7 +147,9 @@ _HOLDS, _VIOLATED, _INCONCLUSIVE = range(3)
 
 def judge(low: F64, high: F64, bound: F64, tolerance: float) -> I64:
     """Verdicts of intervals, as indices of :data:`VERDICTS`."""
-    holds = np.where(high <= (1.0 + tolerance) * bound, _HOLDS, _INCONCLUSIVE)
+    with np.errstate(over="ignore"):  # what no float holds is infinite
+        most = (1.0 + tolerance) * bound
+    holds = np.where(high <= most, _HOLDS, _INCONCLUSIVE)
     return np.where(low > bound, _VIOLATED, holds)
 
 

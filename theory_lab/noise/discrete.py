@@ -78,7 +78,7 @@ def extremal_probability(tau: float, proxy: float) -> float:
     proxy : float
         Variance proxy, positive.
     """
-    target = tau * tau / proxy
+    target = max(tau * tau / proxy, 1e-300)  # below 1e-30, p is 1 but for rounding
 
     def excess(logit: float) -> float:
         # In logit(p): tau^2 / proxy of the law with atoms tau and -tau p/(1-p) falls as p grows.
@@ -109,5 +109,6 @@ class TwoPoint(Family):
         if scale.tau <= 0:
             return Rademacher().scaled(scale)
         p = extremal_probability(scale.tau, scale.proxy)
-        atoms = np.array([-scale.tau * p / (1.0 - p), np.nextafter(scale.tau, np.inf)])
+        rest = max(1.0 - p, 1e-16)  # of a p that is 1 but for rounding
+        atoms = np.array([-scale.tau * p / rest, np.nextafter(scale.tau, np.inf)])
         return AtomLaw(atoms, np.array([1.0 - p, p]), scale.proxy)
