@@ -83,7 +83,10 @@ def _about(summary: dict[str, Any]) -> str:
         words.append(f"on {summary['date']}")
     if "processes" in summary:
         words.append(f"{summary['processes']} faults at a time" if summary["processes"] > 1 else "one fault at a time")
-        words.append(f"{summary['wall_seconds'] / 60:.0f} minutes")
+        seconds = summary["wall_seconds"]
+        words.append(f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes")
+    if "cores" in summary:
+        words.append(f"on a machine with {summary['cores']} cores")
     cut = summary.get("not_begun", 0)
     cut_short = f" Its time was limited: {cut} more faults were not begun." if cut else ""
     return f"{', '.join(words)}.{cut_short} {file}"

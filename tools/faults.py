@@ -345,6 +345,7 @@ def _write(out: Path, tried: Tried, left_out: dict[str, str], open_: int, about:
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
         **versions,
     }
     write_whole(str(out / "summary.json"), (json.dumps(summary, indent=1) + "\n").encode())

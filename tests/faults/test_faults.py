@@ -135,6 +135,7 @@ def test_the_page_is_written_from_the_files_of_a_run(tmp_path: Path) -> None:
     summary = {
         "faults": 2, "kinds": kinds, "not_tried": {"disk-full": "mounting needs root"}, "not_begun": 3, "seed": 4,
         "processes": 8, "wall_seconds": 90.0, "date": "2026-01-02", "commit": "0123456789",
+        "cores": 6,
     }  # fmt: skip
     (run / "summary.json").write_text(json.dumps(summary))
     (run / "faults.csv").write_text(
@@ -145,7 +146,8 @@ def test_the_page_is_written_from_the_files_of_a_run(tmp_path: Path) -> None:
     assert text.startswith("before\n<!-- measured -->\n2 faults of 1 kinds, with 1 SIGKILLs")
     assert text.endswith("<!-- end -->\nafter\n")
     for words in (
-        "| rows gone (`rows`) | 2 | 1 | 0 | 0 | 0 |", "commit 0123456, seed 4, on 2026-01-02, 8 faults at a time",
+        "| rows gone (`rows`) | 2 | 1 | 0 | 0 | 0 |", "commit 0123456, seed 4, on 2026-01-02, 8 faults at a time, "
+        "90 seconds, on a machine with 6 cores",
         "Not tried: `disk-full`, because mounting needs root.", "3 more faults were not begun",
         "- `rows`, number 0: 1 lost (a/b)",
     ):  # fmt: skip
