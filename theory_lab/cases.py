@@ -136,7 +136,7 @@ def build_cases(settings: Settings) -> Cases:
             points, how = points.take(rows), [how[row] for row in rows.tolist()]
         estimators, devices = [list(column) for column in zip(*how, strict=True)] or ([], [])
         with np.errstate(over="ignore"):  # what no float holds is infinite
-            bounds = np.array(points.map(claim.bound), dtype=float) * settings.bound_scale
+            bounds = np.fromiter(points.map(claim.bound), float, len(points)) * settings.bound_scale
         groups.append(Group(claim, points, estimators, devices, bounds))
     made = Cases(groups)
     if settings.device == "cuda":

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import astuple, replace
 from functools import cached_property
 from typing import Any, overload
 
@@ -27,10 +29,20 @@ AXES = ("head_dim", "kappa", "beta", "sigma", "rho", "key_rho", "length")
 
 
 class _Passing(Point):
-    """A point whose numbers change, and by which nothing can be remembered."""
+    """A point whose numbers change, and by which nothing can be remembered; its copies are points that stay."""
 
     def __hash__(self) -> int:
-        raise TypeError("this point stands for others in turn, and cannot be a key")
+        raise TypeError("this point stands for others in turn, and cannot be a key: a copy of it can")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Point) and astuple(self) == astuple(other)
+
+    def __reduce__(self) -> tuple[type[Point], tuple[Any, ...]]:
+        return Point, astuple(self)
+
+    def with_(self, **changes: Any) -> Point:
+        """See :meth:`Point.with_`."""
+        return replace(copy(self), **changes)
 
 
 class Points(Sequence[Point]):
