@@ -17,6 +17,8 @@ from .triton_warp import GROUP, warp_forward
 _MOST = 64
 # Longest rows whose weights are found in registers, and longest whose scores one program streams.
 _IN_REGISTERS, _IN_ONE = (512, 1000) if INTERPRETED else (2048, 32768)
+# What the cache is told of scores, which are read once, and of weights.
+LOADS, STORES = "evict_first", ""
 # Most groups of a row of several parts: their maxima lie in the registers of one program, and int16 counts them.
 _WIDTH = 16384
 
@@ -125,8 +127,8 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float,
     shape = whole(n, power, 4096 if power and x.dtype == torch.float32 and aligned(x) else _IN_REGISTERS)
     if shape is not None:
         rows_forward[(triton.cdiv(rows, shape.rows),)](
-            x, p, steps, rows, n, x.stride(0), stride, BLOCK=shape.block, R=shape.rows, GROUP=group(x), **kind,
-            num_warps=shape.warps,
+            x, p, steps, rows, n, x.stride(0), stride, BLOCK=shape.block, R=shape.rows, GROUP=group(x), LOADS=LOADS,
+            STORES=STORES, **kind, num_warps=shape.warps,
         )  # fmt: skip
         return p
     each = group(x) if aligned(x) else 1
@@ -143,12 +145,15 @@ def forward(x: torch.Tensor, alpha: torch.Tensor | None, power: int, low: float,
         "CAPACITY": long.capacity,
     }  # fmt: skip
     if long.parts == 1:
-        stream_forward[(rows,)](x, p, steps, groups, places, n, span, x.stride(0), stride, **kind, num_warps=long.warps)
+        stream_forward[(rows,)](
+            x, p, steps, groups, places, n, span, x.stride(0), stride, LOADS=LOADS, STORES=STORES, **kind,
+            num_warps=long.warps,
+        )  # fmt: skip
         return p
     tops = torch.empty((rows, width), dtype=torch.float32, device=x.device)
     parts_forward[(rows * long.parts,)](
         x, p, tops, n, span, long.parts, x.stride(0), BLOCK=long.block, GROUP=each, UPCAST=INTERPRETED,
-        num_warps=long.warps,
+        LOADS=LOADS, STORES=STORES, num_warps=long.warps,
     )  # fmt: skip
     join_forward[(rows,)](
         x, p, steps, tops, groups, places, n, span, long.parts, x.stride(0), stride,
@@ -172,8 +177,8 @@ def _warp(x: torch.Tensor, p: torch.Tensor, power: int, shape: Warp) -> torch.Te
     warp_forward[(rows,)](
         x, words, p, places, n, words.shape[1], x.stride(0), words.stride(0), WIDTH=shape.width,
         CAPACITY=shape.capacity, CHUNK=_AT_ONCE // GROUP, THREADS=32, POWER=power, STEPS=shape.steps,
-        NOTHING=_NOTHING[x.dtype], FULL=shape.width * GROUP == n, MOST=_MOST, UPCAST=INTERPRETED, num_warps=1,
-        **options,
+        NOTHING=_NOTHING[x.dtype], FULL=shape.width * GROUP == n, MOST=_MOST, UPCAST=INTERPRETED,
+        LOADS=LOADS, STORES=STORES, num_warps=1, **options,
     )  # fmt: skip
     return p
 
