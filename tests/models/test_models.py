@@ -358,6 +358,15 @@ def test_damaged_folders(tiny: Path, tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"its weights lack the tensor model.layers.1.self_attn.q_proj"):
         load_model(folder)
+    shutil.copy(tiny / "model.safetensors", folder / "model.safetensors")
+    config = json.loads((tiny / "config.json").read_text())
+    wider = {**config, "intermediate_size": config["intermediate_size"] + 1}
+    (folder / "config.json").write_text(json.dumps(wider))
+    with pytest.raises(
+        InputError, match=r"its tensor model\.layers\.0\.mlp\.down_proj\.weight is 16 x 24, .* makes it 16 x 25"
+    ):
+        load_model(folder)
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(b"\0" * 50)
     with pytest.raises(InputError, match="its header is no JSON object of tensors"):
         load_model(folder)
