@@ -154,7 +154,7 @@ def in_warps(n: int, dtype: torch.dtype) -> list[object]:
 
     if n != 4096 or dtype == torch.float32:
         return []
-    return [Warp(512, *more) for more in itertools.product((32, 64), (2, 3, 64), (0, 64, 72, 80, 96))]
+    return [Warp(512, *more) for more in itertools.product((32, 64), (0, 64, 72, 80, 96))]
 
 
 def candidates(n: int, dtype: torch.dtype) -> list[object]:

@@ -325,18 +325,18 @@ def test_four_large_runs_are_bitwise_equal(device: torch.device, triton: str) ->
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
 @pytest.mark.parametrize(
-    ("dtype", "n", "capacity", "steps"),
-    [(BF16, 1024, 16, 2), (BF16, 1008, 64, 4), (F16, 1024, 8, 64)],
+    ("dtype", "n", "capacity"),
+    [(BF16, 1024, 16), (BF16, 1008, 64), (F16, 1024, 8)],
     ids=["bfloat16", "masked", "float16"],
 )
 def test_rows_in_one_warp(
-    dtype: torch.dtype, n: int, capacity: int, steps: int, alpha: float, device: torch.device, triton: str, poisoned,
+    dtype: torch.dtype, n: int, capacity: int, alpha: float, device: torch.device, triton: str, poisoned,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Rows of all kinds: with few weights, with more than a list holds, masked, and no numbers."""
     from theory_kernels.entmax_rows import launch
 
-    shape = launch.Warp(128, capacity, steps, 0)
+    shape = launch.Warp(128, capacity, 0)
     monkeypatch.setattr(launch, "whole", lambda *_: None)
     monkeypatch.setattr(launch, "warp", lambda *_: shape)
     x = draw(10, n) * torch.tensor([1.0, 30.0, 0.01, 1.0, 1.0, 1.0, 1.0, 0.0, 0.3, 3.0])[:, None]

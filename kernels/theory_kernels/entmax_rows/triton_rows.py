@@ -279,20 +279,17 @@ def row_weights(
 def rows_forward(
     X, P, ALPHA, ROWS, N, stride, alpha_stride,
     BLOCK: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, POWER: tl.constexpr, STEEP: tl.constexpr,
-    PLAIN: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr, LOADS: tl.constexpr, STORES: tl.constexpr,
+    PLAIN: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     col = tl.arange(0, BLOCK)
     inside = (row < ROWS)[:, None] & (col < N)[None, :]
-    z = tl.load(X + row[:, None] * stride + col[None, :], mask=inside, other=float("-inf"), eviction_policy=LOADS)
-    z = z.to(tl.float32)
+    z = tl.load(X + row[:, None] * stride + col[None, :], mask=inside, other=float("-inf")).to(tl.float32)
     eps = tl.zeros([R], tl.float32)
     if POWER == 0:
         eps = tl.load(ALPHA + row * alpha_stride, mask=row < ROWS, other=2.0) - 1.0
     p = row_weights(z, eps, GROUP, POWER, STEEP, PLAIN, MOST, UPCAST)
-    tl.store(
-        P + row[:, None] * N + col[None, :], narrow(p, P.dtype.element_ty, UPCAST), mask=inside, eviction_policy=STORES
-    )
+    tl.store(P + row[:, None] * N + col[None, :], narrow(p, P.dtype.element_ty, UPCAST), mask=inside)
 
 
 @triton.jit

@@ -38,10 +38,7 @@ _SLACK = tl.constexpr(1e-5)
 
 
 @triton.jit
-def group_maxima(
-    X, P, start, stop, BLOCK: tl.constexpr, GROUP: tl.constexpr, UPCAST: tl.constexpr, LOADS: tl.constexpr,
-    STORES: tl.constexpr,
-):  # fmt: skip
+def group_maxima(X, P, start, stop, BLOCK: tl.constexpr, GROUP: tl.constexpr, UPCAST: tl.constexpr):
     """Maxima (BLOCK / GROUP,) of groups of X from ``start`` to ``stop``, NaN or inf if any is; P there becomes 0.
 
     A group is ``GROUP`` neighbors, which lie in one thread, of every tile of ``BLOCK`` scores.
@@ -53,8 +50,8 @@ def group_maxima(
     # With ``for``, a pass of the compiler would keep a maximum for every score of a tile.
     while first < stop:
         col = first + each
-        z = tl.load(X + col, mask=col < stop, other=float("-inf"), eviction_policy=LOADS).to(tl.float32)
-        tl.store(P + col, tl.zeros([GROUPS, GROUP], P.dtype.element_ty), mask=col < stop, eviction_policy=STORES)
+        z = tl.load(X + col, mask=col < stop, other=float("-inf")).to(tl.float32)
+        tl.store(P + col, tl.zeros([GROUPS, GROUP], P.dtype.element_ty), mask=col < stop)
         if UPCAST:
             # The interpreter runs a custom reduction element by element, and warns of arithmetic with NaN.
             tops = tl.maximum(tops, tl.max(tl.where(z < float("inf"), z, float("inf")), 1))
@@ -202,7 +199,6 @@ def stream_forward(
     X, P, ALPHA, GROUPS, PLACES, N, SPAN, stride, alpha_stride,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, PIECES_P: tl.constexpr, CHUNK: tl.constexpr, CAPACITY: tl.constexpr,
     POWER: tl.constexpr, STEEP: tl.constexpr, PLAIN: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr,
-    LOADS: tl.constexpr, STORES: tl.constexpr,
 ):  # fmt: skip
     """A row a program."""
     row = tl.program_id(0).to(tl.int64)
@@ -210,7 +206,7 @@ def stream_forward(
     if POWER == 0:
         eps = tl.load(ALPHA + row * alpha_stride + tl.zeros([1], tl.int32)) - 1.0
     X, P = X + row * stride, P + row * N
-    tops = group_maxima(X, P, 0, N, BLOCK, GROUP, UPCAST, LOADS, STORES)
+    tops = group_maxima(X, P, 0, N, BLOCK, GROUP, UPCAST)
     finish(
         X, P, GROUPS + row * (BLOCK // GROUP), PLACES + row * CAPACITY, tops, eps, N, SPAN,
         BLOCK, GROUP, PIECES_P, CHUNK, CAPACITY, POWER, STEEP, PLAIN, MOST, UPCAST,
@@ -219,14 +215,13 @@ def stream_forward(
 
 @triton.jit
 def parts_forward(
-    X, P, TOPS, N, SPAN, PARTS, stride, BLOCK: tl.constexpr, GROUP: tl.constexpr, UPCAST: tl.constexpr,
-    LOADS: tl.constexpr, STORES: tl.constexpr,
+    X, P, TOPS, N, SPAN, PARTS, stride, BLOCK: tl.constexpr, GROUP: tl.constexpr, UPCAST: tl.constexpr
 ):  # fmt: skip
     """Maxima of the groups of a part of ``SPAN`` scores a program."""
     program = tl.program_id(0)
     row, start = (program // PARTS).to(tl.int64), program % PARTS * SPAN
     tops = group_maxima(
-        X + row * stride, P + row * N, start, tl.minimum(start + SPAN, N), BLOCK, GROUP, UPCAST, LOADS, STORES
+        X + row * stride, P + row * N, start, tl.minimum(start + SPAN, N), BLOCK, GROUP, UPCAST
     )  # fmt: skip
     WIDTH: tl.constexpr = BLOCK // GROUP
     tl.store(TOPS + program.to(tl.int64) * WIDTH + tl.arange(0, WIDTH), tops)

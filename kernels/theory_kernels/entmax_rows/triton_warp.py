@@ -24,6 +24,9 @@ from .triton_stream import _SLACK, flat_row
 GROUP = 8
 _GROUP = tl.constexpr(GROUP)
 _WORDS = tl.constexpr(GROUP // 2)
+# For the second-level cache: most scores are read once, and what comes next reads the weights.
+_ONCE = tl.constexpr("evict_first")
+_NEXT = tl.constexpr("evict_last")
 
 
 @triton.jit
@@ -70,18 +73,18 @@ def _tops(words, DTYPE: tl.constexpr, UPCAST: tl.constexpr):
 @triton.jit
 def _part(
     WORDS_OF_X, out, part, N, NW, PART: tl.constexpr, DTYPE: tl.constexpr, NOTHING: tl.constexpr,
-    FULL: tl.constexpr, UPCAST: tl.constexpr, LOADS: tl.constexpr, STORES: tl.constexpr,
+    FULL: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Maxima of the ``PART`` groups of a part of a row, whose weights become 0."""
     word = part * (PART * _WORDS) + tl.arange(0, PART * _WORDS)
     col = part * (PART * _GROUP) + tl.arange(0, PART * _GROUP)
     zeros = tl.zeros([PART * _GROUP], out.dtype.element_ty)
     if FULL:
-        words = tl.load(WORDS_OF_X + word, eviction_policy=LOADS)
-        tl.store(out + col, zeros, eviction_policy=STORES)
+        words = tl.load(WORDS_OF_X + word, eviction_policy=_ONCE)
+        tl.store(out + col, zeros, eviction_policy=_NEXT)
     else:
-        words = tl.load(WORDS_OF_X + word, mask=word < NW, other=NOTHING, eviction_policy=LOADS)
-        tl.store(out + col, zeros, mask=col < N, eviction_policy=STORES)
+        words = tl.load(WORDS_OF_X + word, mask=word < NW, other=NOTHING, eviction_policy=_ONCE)
+        tl.store(out + col, zeros, mask=col < N, eviction_policy=_NEXT)
     return _tops(words, DTYPE, UPCAST)
 
 
@@ -121,8 +124,7 @@ def _write_weights(
 def warp_forward(
     X, WORDS_OF_X, P, LIST, N, NW, stride, word_stride,
     WIDTH: tl.constexpr, CAPACITY: tl.constexpr, CHUNK: tl.constexpr, THREADS: tl.constexpr, POWER: tl.constexpr,
-    STEPS: tl.constexpr, NOTHING: tl.constexpr, FULL: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr,
-    LOADS: tl.constexpr, STORES: tl.constexpr,
+    NOTHING: tl.constexpr, FULL: tl.constexpr, MOST: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """A row of up to ``WIDTH`` groups a program; its length is a multiple of a group's."""
     DTYPE: tl.constexpr = X.dtype.element_ty
@@ -130,10 +132,10 @@ def warp_forward(
     SPAN: tl.constexpr = WIDTH * _GROUP
     row = tl.program_id(0).to(tl.int64)
     X, WORDS_OF_X, out, LIST = X + row * stride, WORDS_OF_X + row * word_stride, P + row * N, LIST + row * WIDTH
-    first = _part(WORDS_OF_X, out, 0, N, NW, PART, DTYPE, NOTHING, FULL, UPCAST, LOADS, STORES)
-    second = _part(WORDS_OF_X, out, 1, N, NW, PART, DTYPE, NOTHING, FULL, UPCAST, LOADS, STORES)
-    third = _part(WORDS_OF_X, out, 2, N, NW, PART, DTYPE, NOTHING, FULL, UPCAST, LOADS, STORES)
-    fourth = _part(WORDS_OF_X, out, 3, N, NW, PART, DTYPE, NOTHING, FULL, UPCAST, LOADS, STORES)
+    first = _part(WORDS_OF_X, out, 0, N, NW, PART, DTYPE, NOTHING, FULL, UPCAST)
+    second = _part(WORDS_OF_X, out, 1, N, NW, PART, DTYPE, NOTHING, FULL, UPCAST)
+    third = _part(WORDS_OF_X, out, 2, N, NW, PART, DTYPE, NOTHING, FULL, UPCAST)
+    fourth = _part(WORDS_OF_X, out, 3, N, NW, PART, DTYPE, NOTHING, FULL, UPCAST)
     both = tl.join(tl.join(first, second), tl.join(third, fourth))
     tops = tl.reshape(tl.permute(both, (2, 1, 0)), [WIDTH])
     peak = tl.max(tops, 0) if UPCAST else tl.reduce(tops, 0, higher)
@@ -145,7 +147,7 @@ def warp_forward(
     else:
         highest = tl.where(peak > float("-inf"), peak, 0.0)
         top = tl.zeros([1], tl.float32) + highest
-        start = solve_some_closed(tops[None, :], top, POWER, STEPS)
+        start = solve_some_closed(tops[None, :], top, POWER, MOST)
         bound = tl.max(start * (-1.0 - _SLACK) * POWER, 0)
         number = _list_groups(LIST, tops - highest > bound, THREADS)
         # What one thread wrote, another reads; and zeros come before weights.
