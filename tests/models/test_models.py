@@ -394,8 +394,8 @@ def test_an_attention_function_that_is_not_there(tiny: Path) -> None:
             load_model(tiny, device="cuda")
 
 
-def write_gguf(path: Path) -> Path:
-    """A Llama in the GGUF format: quantized weights, configuration and tokenizer in one file."""
+def write_gguf(path: Path, bias: bool = False) -> Path:
+    """A Llama in the GGUF format: quantized weights, configuration and tokenizer in one file; with a bias perhaps."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -429,6 +429,8 @@ def write_gguf(path: Path) -> Path:
             shapes[f"blk.{layer}.{name}"] = shape
         for name in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(width, np.float32))
+    if bias:
+        writer.add_tensor("blk.1.attn_q.bias", np.ones(width, np.float32))
     writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
     kind = gguf.GGMLQuantizationType.Q4_1
     for name, shape in shapes.items():
@@ -496,14 +498,10 @@ def test_bad_gguf_files(tmp_path: Path, own_cache: Path) -> None:
     for damaged, why in (
         (whole.replace(b"blk.1.attn_q", b"blk.1.attn_z"), lacking),  # transformers would fill it up with random numbers
         (with_number(whole, b"llama.feed_forward_length", 48), wrong),
-        (
-            with_number(whole, b"llama.block_count", 3),
-            few.format(3),
-        ),
-        (
-            with_number(whole, b"llama.block_count", 1),
-            few.format(1),
-        ),
+        (with_number(whole, b"llama.block_count", 3), few.format(3)),
+        (with_number(whole, b"llama.block_count", 1), few.format(1)),
+        (whole.replace(b"llama.block_count", b"llama.block_counx"), few.format(32)),
+        (write_gguf(tmp_path / "whole.gguf", bias=True).read_bytes(), r"no place for its tensor blk\.1\.attn_q\.bias"),
     ):
         file.write_bytes(damaged)
         with pytest.raises(InputError, match=why):

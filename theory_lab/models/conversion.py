@@ -25,6 +25,7 @@ from theory_lab.models.progress import Meter, say
 from theory_lab.outside import reason
 
 _MAGIC = b"GGUF"
+_BIAS = re.compile(r"blk\.\d{1,9}\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down))\.bias", re.ASCII)
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
 
 
@@ -130,6 +131,7 @@ def convert_into(file: Path, folder: Path, *, name: str, quiet: bool) -> dict[st
                 )
                 tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=gguf)
             check_filled(file, report)
+            _check_biases(file, header, read)
             rebuilt = _rebuilt(file, read, name)
         except ImportError as error:
             raise InputError("model", str(file), f"a package that it needs is missing ({reason(error)})") from error
@@ -179,6 +181,22 @@ def _check_layers(file: Path, header: Header, settings: Any) -> None:
         raise InputError(
             "model", str(file), f"its configuration says {said} layers, and its tensors go up to layer {max(numbers)}"
         )
+
+
+def _check_biases(file: Path, header: Header, model: Any) -> None:
+    """InputError for a bias of attention or feed-forward that has no place in the model: transformers leaves it out."""
+    import gguf
+
+    biases = [tensor.name for tensor in header.tensors if _BIAS.fullmatch(tensor.name)]
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    kind = kinds.get(header.metadata.get("general.architecture", ""))
+    if not biases or kind is None:
+        return
+    names = gguf.get_tensor_name_map(kind, model.config.get_text_config().num_hidden_layers)
+    placed = {names.get_name(key, try_suffixes=(".bias",)) for key in model.state_dict() if key.endswith(".bias")}
+    for name in biases:
+        if name not in placed:
+            raise InputError("model", str(file), f"transformers has no place for its tensor {name}, and leaves it out")
 
 
 def _bytes_needed(file: Path) -> int:
