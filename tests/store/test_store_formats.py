@@ -81,7 +81,7 @@ def test_a_folder_of_format_1_is_continued(old: Path, by: str) -> None:
     store = Store(old, resume=True)
     assert json.loads((old / "manifest.json").read_text())["format"] == 2
     assert store.load(LONG) == (BLOCKS, None)
-    assert store.pooled(LONG, 700_000) == BlockSum(0, 700_000, 378589.0, 579567.0)
+    assert store.pooled_all([LONG.digest], [700_000]) == [(378589.0, 579567.0)]
     before = pd.read_parquet(OLD / "rows.parquet")
     listener = Listener()
     again = theory_lab.check(**ASKED, out=old, resume=True, progress=listener)

@@ -84,8 +84,8 @@ def test_a_packed_cell_is_extended(full: Path) -> None:
     store = Store(full, resume=True)
     assert store.load(cell(3))[0] == longer
     assert store.load(cell(4))[0] == drawn(4)
-    assert store.pooled(cell(3), 21) == BlockSum(0, 21, *_sums(drawn(3)))
-    assert store.pooled(cell(3), 40) == BlockSum(0, 40, *_sums(longer))
+    assert store.pooled_all([cell(3).digest], [21]) == [_sums(drawn(3))]
+    assert store.pooled_all([cell(3).digest], [40]) == [_sums(longer)]
     assert store.cell_count() == 20
     compact(full)
     assert Store(full, resume=True).load(cell(3))[0] == longer
@@ -108,7 +108,7 @@ def test_what_is_said_of_cells_may_be_damaged_under_a_seal_that_agrees(full: Pat
     about["cells"]["blake2b"] = hashlib.blake2b(raw, digest_size=16).hexdigest()
     seal.write_text(json.dumps(about))
     store = Store(full, resume=True)
-    assert store.pooled(cell(3), 21) == BlockSum(0, 21, *_sums(drawn(3)))
+    assert store.pooled_all([cell(3).digest], [21]) == [_sums(drawn(3))]
     blocks, said = store.load(cell(3))
     assert blocks == []
     assert said is not None
@@ -130,10 +130,10 @@ def test_pooled_sums_are_those_of_the_blocks(full: Path) -> None:
     for _ in range(2):
         store = Store(full, resume=True)
         for i in range(20):
-            assert store.pooled(cell(i), 21) == BlockSum(0, 21, *_sums(drawn(i)))
-            assert store.pooled(cell(i), 20) is None
-        assert store.pooled(cell(50), 13) is None
-        assert store.pooled(cell(99), 21) is None
+            assert store.pooled_all([cell(i).digest], [21]) == [_sums(drawn(i))]
+            assert store.pooled_all([cell(i).digest], [20]) == [None]
+        assert store.pooled_all([cell(50).digest], [13]) == [None]
+        assert store.pooled_all([cell(99).digest], [21]) == [None]
         compact(full)
 
 
@@ -210,8 +210,8 @@ def test_a_damaged_pack_is_not_believed(full: Path, part: str, how: str) -> None
         for i in range(20):
             blocks, problem = store.load(cell(i))
             assert blocks == drawn(i) or (not blocks and (problem or part == "cells.parquet")), (at, i)
-            pooled = store.pooled(cell(i), 21)
-            assert pooled in (None, BlockSum(0, 21, *_sums(drawn(i)))), (at, i)
+            (pooled,) = store.pooled_all([cell(i).digest], [21])
+            assert pooled in (None, _sums(drawn(i))), (at, i)
         assert damage(full), at
     if how == "empty" and part == "blocks.parquet":
         assert len(compact(full, check=True).damaged) == 20

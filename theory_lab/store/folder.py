@@ -248,20 +248,6 @@ class Store:
         table, damage = self._table(cell.digest)
         return ([] if table is None else table.blocks()), damage
 
-    def pooled(self, cell: Cell, trials: int) -> BlockSum | None:
-        """A whole cell as one block, if exactly the blocks of a run of ``trials`` trials are stored.
-
-        The sums are correctly rounded, as those of the blocks one by one would be, so that the pooled sample has the
-        same bits. Cells in packs are not read for this.
-
-        Returns
-        -------
-        BlockSum or None
-            Block 0 with all trials; None if the cell has to be loaded.
-        """
-        (sums,) = self.pooled_all([cell.digest], [trials])
-        return None if sums is None else BlockSum(0, trials, *sums)
-
     def _loose_sums(self, digest: str, trials: int) -> tuple[float, float] | None:
         with contextlib.suppress(FileNotFoundError, DamagedError):
             found = read_cell(self._cells / f"{digest}.parquet")[0].summary()
@@ -271,7 +257,16 @@ class Store:
         return None
 
     def pooled_all(self, digests: Sequence[str], trials: Sequence[int]) -> list[tuple[float, float] | None]:
-        """:meth:`pooled` for many cells at once, by their names: the two sums of each, or None."""
+        """The two sums of each of many cells, by name, that is whole: the blocks of a run of its ``trials`` are stored.
+
+        The sums are correctly rounded, as those of the blocks one by one would be, so that the pooled sample has the
+        same bits. Cells in packs are not read for this.
+
+        Returns
+        -------
+        list of (float, float) or None
+            Sums of the observations and of their squares; None for a cell that has to be loaded.
+        """
         found = self._packs.pooled_all(digests, trials)
         for index, digest in enumerate(digests):
             if digest in self._at_first:
