@@ -7,7 +7,10 @@ import pickle
 
 import pytest
 
+from theory_lab import noise
 from theory_lab.claims.points import Points
+from theory_lab.noise import Law, Scale
+from theory_lab.noise.continuous import Gaussian, GaussianLaw
 
 
 def points() -> Points:
@@ -31,3 +34,22 @@ def test_a_point_that_stands_for_others_equals_the_one_it_stands_for() -> None:
     for index, point in enumerate(points().each()):
         assert [point == other for other in kept] == [i == index for i in range(8)]
         assert [other == point for other in kept] == [i == index for i in range(8)]
+
+
+class Followed(Gaussian):
+    """A law of its own for each threshold, by a family that inherits from one of a single law."""
+
+    name = "followed"
+
+    def scaled(self, scale: Scale) -> Law:
+        return GaussianLaw(scale.proxy * (1.0 + scale.tau))
+
+
+def test_a_law_that_replaces_its_parents_may_follow_tau(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Followed.follows_tau
+    assert not Gaussian.follows_tau
+    assert not type("Named", (Gaussian,), {"name": "named"}).follows_tau
+    monkeypatch.setitem(noise._registry(), "followed", Followed)
+    axes = {"length": (5, 50), "head_dim": (64,), "kappa": (1.0,), "beta": (1.0,), "sigma": (1.0,)}
+    points = Points.product("followed", {**axes, "rho": (0.0,), "key_rho": (0.0,)})
+    assert points.tails.tolist() == [point.tail for point in points]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -104,6 +105,11 @@ class Family(ABC):
     summary: str
     sub_gaussian: bool = True
     follows_tau: bool = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "scaled" in vars(cls) and "follows_tau" not in vars(cls):
+            cls.follows_tau = True  # what a parent says of its law says nothing of another one
 
     @abstractmethod
     def scaled(self, scale: Scale) -> Law:
