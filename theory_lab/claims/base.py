@@ -41,11 +41,12 @@ class Point:
     head_dim : int
         Head dimension d, at least 1.
     kappa : float
-        Allowed expected number of spurious survivors, positive. Larger than ``length`` is legal: then tau = 0.
+        Allowed expected number of spurious survivors, from 1e-100 to 1e100. Larger than ``length`` is legal: then
+        tau = 0.
     beta : float
-        Scale of the threshold, nonnegative.
+        Scale of the threshold, from 0 to 1e50.
     sigma : float
-        Noise scale: the scores' variance proxy is sigma^2/d. Positive.
+        Noise scale: the scores' variance proxy is sigma^2/d, from 1e-200 to 1e200.
     rho : float
         Correlation of the two views (latent Gaussian copula), in (-1, 1).
     key_rho : float
