@@ -283,11 +283,12 @@ def _folder(files: dict[str, Any], place: Place) -> None:
 
 
 def _check_folder(files: dict[str, Any], place: Place) -> None:
-    from theory_lab.models.checks import check_folder
+    from theory_lab.models.checks import check_folder, check_tokenizer
     from theory_lab.tasks.evaluation import trained_parameters
 
     put(files, place.given)
     check_folder(place.given)
+    check_tokenizer(place.given)
     trained_parameters(place.given, "recall")
 
 

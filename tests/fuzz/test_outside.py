@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import time
 import unicodedata
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from theory_lab import render
 from theory_lab.campaigns.plan import slug
 from theory_lab.errors import InputError, StoreError
-from theory_lab.models.checks import check_folder
+from theory_lab.models.checks import check_folder, check_tokenizer
 from theory_lab.models.headers import read_safetensors
 from theory_lab.outside import (
     MOST_NESTED,
@@ -141,10 +142,35 @@ def test_nesting_is_bounded_whatever_the_reader_bears(pair: str, tmp_path: Path)
         read_safetensors(tmp_path / "a.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("tokenizer.json", {"model": {"vocab": {"a": 0, "b": 1 << 31}}}, "numbers the token 'b' 2147483648"),
+        ("tokenizer.json", {"added_tokens": [{"id": 1 << 32, "content": "c"}]}, "numbers the token 'c' 4294967296"),
+        ("tokenizer.json", {"padding": {"strategy": {"Fixed": 1 << 40}}}, "pads with Fixed = 1099511627776"),
+        ("tokenizer.json", {"padding": {"pad_to_multiple_of": 1 << 40}}, "pads with pad_to_multiple_of = 10995"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"3000000000": {}}}, "numbers the token '3000000000'"),
+        ("vocab.json", {"d": 10**400}, "numbers the token 'd' 1000"),
+        ("added_tokens.json", {"e": 1 << 31}, "numbers the token 'e' 2147483648"),
+    ],
+)  # fmt: skip
+def test_a_tokenizer_counts_to_what_vocabularies_have(
+    name: str, content: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    """Readers count through all numbers up to the largest, and fill up texts: 20 seconds, or all memory."""
+    (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(InputError, match=why):
+        check_tokenizer(tmp_path)
+    for harmless in (
+        {"model": {"vocab": [["a", -1.5]]}, "padding": "x", "added_tokens": {"a": 1}},
+        {"a": 300_000},
+    ):
+        (tmp_path / name).write_text(json.dumps(harmless), encoding="utf-8")
+        check_tokenizer(tmp_path)
+
+
 def test_a_reason_is_more_than_a_heading() -> None:
-    assert (
-        reason(ValueError("Value of 'heads':\n  3 of 32\nmore")) == "ValueError: Value of 'heads': 3 of 32"
-    )
+    assert reason(ValueError("Value of 'heads':\n  3 of 32\nmore")) == "ValueError: Value of 'heads': 3 of 32"
     assert reason(ValueError("first\nsecond")) == "ValueError: first"
     assert reason(ValueError("\n")) == "ValueError"
 

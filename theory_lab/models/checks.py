@@ -9,7 +9,7 @@ from typing import Any
 
 from theory_lab.errors import InputError
 from theory_lab.models.headers import Header, counts, read_safetensors
-from theory_lab.outside import one_line, read_json
+from theory_lab.outside import MOST_JSON, one_line, read_json
 
 #: Weight files that are pickles: opening one runs whatever it says.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
@@ -24,6 +24,8 @@ _SIZES = re.compile(
 )
 #: Layers that are never too many: configurations name defaults of parts that a model does not have.
 _FEW_LAYERS = 128
+#: A token's number, which readers count up to, and a length to which texts are padded.
+_MOST_TOKENS, _MOST_PADDING = 1 << 24, 1 << 20
 #: How many times the numbers in its files a model may have, and numbers beside: quantized files pack many into one,
 #: and small models have masks of all pairs of positions.
 _MOST_TIMES, _MOST_BESIDE = 16, 1 << 24
@@ -166,6 +168,45 @@ def wrong_shape(path: Path, name: str, there: Iterable[int], wanted: Iterable[in
     )
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Refuse a tokenizer whose numbers would be counted through, or allocated, by the library that reads it.
+
+    Raises
+    ------
+    InputError
+        For a token's number, or a length to pad to, that no vocabulary or text has.
+    """
+    whole = _mapping(_optional(folder, "tokenizer.json"))
+    listed = whole.get("added_tokens")
+    added = [(one.get("content"), one.get("id")) for one in map(_mapping, listed if isinstance(listed, list) else ())]
+    decoder = _mapping(_mapping(_optional(folder, "tokenizer_config.json")).get("added_tokens_decoder"))
+    numbered = (
+        ("tokenizer.json", [*_mapping(_mapping(whole.get("model")).get("vocab")).items(), *added]),
+        ("vocab.json", list(_mapping(_optional(folder, "vocab.json")).items())),
+        ("added_tokens.json", list(_mapping(_optional(folder, "added_tokens.json")).items())),
+        ("tokenizer_config.json", [(key, int(key)) for key in decoder if key.isdecimal() and len(key) < 20]),
+    )
+    for name, pairs in numbered:
+        for token, number in pairs:
+            if isinstance(number, int) and number > _MOST_TOKENS:
+                raise InputError(
+                    "model", str(folder), f"its {name} numbers the token {one_line(token, 40)!r} {one_line(number, 40)}"
+                )
+    padding = _mapping(whole.get("padding"))
+    for key, length in (*_mapping(padding.get("strategy")).items(), *padding.items()):
+        if isinstance(length, int) and length > _MOST_PADDING:
+            raise InputError("model", str(folder), f"its tokenizer.json pads with {one_line(key, 40)} = {length}")
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _optional(folder: Path, name: str) -> Any:
+    """The content of a JSON file; None if there is none."""
+    return _read(folder, name, "", MOST_JSON) if (folder / name).exists() else None
+
+
 def check_path(path: Path) -> None:
     """Refuse a single weight file that is a pickle; InputError."""
     if path.suffix.lower() in PICKLES:
@@ -183,9 +224,9 @@ def _check_inside(folder: Path, name: str) -> None:
         raise InputError("model", str(folder), f"{name} is missing: an incomplete download?")
 
 
-def _read(folder: Path, name: str, allowed: str) -> dict[str, Any]:
+def _read(folder: Path, name: str, allowed: str, most: int = _MOST_CONFIG) -> dict[str, Any]:
     try:
-        found = read_json(folder / name, _MOST_CONFIG)
+        found = read_json(folder / name, most)
     except FileNotFoundError:
         raise InputError("model", str(folder), allowed) from None
     except (OSError, ValueError) as error:

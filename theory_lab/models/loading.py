@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from theory_lab.errors import InputError, hint
 from theory_lab.models.cache import no_room
 from theory_lab.models.catalog import find_model, is_known, list_models
-from theory_lab.models.checks import check_built, check_filled, check_folder, check_path, header_of
+from theory_lab.models.checks import check_built, check_filled, check_folder, check_path, check_tokenizer, header_of
 from theory_lab.models.conversion import converted_folder, hushed, require_transformers
 from theory_lab.outside import expanded, foreign, reason
 
@@ -244,6 +244,7 @@ def _tokenizer(folder: Path, trust: bool) -> Any:
 
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         return None
+    check_tokenizer(folder)
     # tokenizers raises bare Exception for a damaged file, and panics over some
     with foreign(lambda why: InputError("model", str(folder), f"its tokenizer cannot be loaded ({why})")), hushed():
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust, local_files_only=True)
