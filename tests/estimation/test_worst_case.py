@@ -82,3 +82,12 @@ def test_trivial_row() -> None:
 def test_correlated_views_are_refused() -> None:
     with pytest.raises(InputError, match=r"^rho: 0\.5;"):
         sandwich(Point("any", 10, rho=0.5), "consensus")
+
+
+@pytest.mark.parametrize("ratio", [599.0, 599.999999, 600.0, 650.0, 720.0, 999.0, 1001.0])
+def test_far_out_the_ends_meet(ratio: float) -> None:
+    """tau^2 / proxy on both sides of where the tangent certificate's exponentials leave float64."""
+    beta = math.sqrt(ratio / (2.0 * math.log(2**30)))
+    found = sandwich(Point("any", length=2**30, beta=beta), "survivors")
+    assert 0.0 < found.lower <= found.upper <= 2**30 * math.exp(-ratio / 2.0) * (1 + 1e-9)
+    assert found.upper <= 4.0 * found.lower

@@ -41,7 +41,8 @@ from theory_lab.noise.discrete import extremal_probability
 
 # Beyond tau^2/v = 64 the program's coefficients span more than float64 does; the tangent certificate needs no program.
 _LINEAR_PROGRAM_LIMIT = 64.0
-_TANGENT_LIMIT = 1000.0
+# It holds exp(tau^2/v), which is beyond float64 from 709 on.
+_TANGENT_LIMIT = 600.0
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def tangent(tau: float, v: float) -> Certificate:
 
     def value(x: np.ndarray) -> float:
         t, y = float(x[0]), float(x[1])
-        if y >= tau or abs(t) * tau < 1e-9 or abs(t * (tau - y)) > 600:
+        if y >= tau or abs(t) * tau < 1e-9 or abs(t * (tau - y)) > _TANGENT_LIMIT + 1.0:
             return math.inf
         return tangent_value(tau, v, t, y)
 
