@@ -19,6 +19,12 @@ def rows() -> pd.DataFrame:
     return theory_lab.check(["tda-4.3", "tda-4.6"], **grid, estimator="exact")
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A narrow terminal, or what another test left of one, would fold columns."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 def shown(rows: pd.DataFrame, capsys: pytest.CaptureFixture[str], full: bool = False) -> list[str]:
     render.print_table(rows, Settings(), full=full)
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]

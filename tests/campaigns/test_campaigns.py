@@ -99,7 +99,7 @@ def test_a_wrong_plan_names_its_key(plan: Path, old: str, new: str, said: str) -
 
 
 def test_no_such_plan() -> None:
-    with pytest.raises(InputError, match=r"did you mean 'language'.* known are ablation, language, "):
+    with pytest.raises(InputError, match=r"did you mean 'language'.* known are ablation, eta-starts, language, "):
         read_plan("langage")
 
 

@@ -11,8 +11,7 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from theory_lab.estimation.intervals import Interval
-from theory_lab.estimation.verdicts import Verdict, judge
+from theory_lab.estimation.verdicts import VERDICTS, Verdict, judge
 from theory_lab.studies import asentmax_collapse as collapse
 from theory_lab.studies import asentmax_dispersion as dispersion
 from theory_lab.studies import asentmax_paths as paths
@@ -44,7 +43,7 @@ def verdict(finding: Finding) -> Verdict:
     low, high = finding.low, finding.high
     if finding.trend is not None:
         low, high = finding.trend.interval(1e-3)
-    return judge(Interval(low, high, ""), finding.bound, 0.0)
+    return VERDICTS[int(judge(low, high, finding.bound, 0.0))]
 
 
 def stream(seed: int = 0, **arguments):

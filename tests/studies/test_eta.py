@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from theory_lab.estimation.intervals import Interval
-from theory_lab.estimation.verdicts import Verdict, judge
+from theory_lab.estimation.verdicts import VERDICTS, Verdict, judge
 from theory_lab.studies import eta_bounds as bounds
 from theory_lab.studies import eta_rows as rows
 from theory_lab.studies.base import Finding, Piece, Request
@@ -24,7 +23,7 @@ def run(study_id: str, seed: int = 0, trials: int = 800) -> list[Finding]:
 
 
 def verdict(finding: Finding) -> Verdict:
-    return judge(Interval(finding.low, finding.high, ""), finding.bound, 0.0)
+    return VERDICTS[int(judge(finding.low, finding.high, finding.bound, 0.0))]
 
 
 def streams(seed: int = 0):
