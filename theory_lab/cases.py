@@ -129,7 +129,10 @@ def build_cases(settings: Settings) -> Cases:
         if key not in chosen:
             # Which scores exceed tau in both views is asked of correlated ones alone.
             joint = claim.statistic == "consensus" and (settings.estimator == "auto" or settings.device == "cuda")
-            chosen[key] = points.map(partial(_estimator, settings, claim), joint)
+            if settings.estimator != "auto" and settings.device == "cpu" and len(points):
+                chosen[key] = [_estimator(settings, claim, points[0])] * len(points)
+            else:
+                chosen[key] = points.map(partial(_estimator, settings, claim), joint)
         how = chosen[key]
         if not settings.claims and claim_id not in DEFAULT_CLAIMS:
             rows = np.flatnonzero(~np.array(points.map(partial(_adds_nothing, claim)), dtype=bool))

@@ -80,7 +80,7 @@ class Runner:
         names = self._cells.names
         # A sequential run looks at a cell at several sizes, and needs its blocks.
         whole = store.pooled_all(names, targets) if self._settings.budget is None else [None] * len(names)
-        for number in self._list.found(targets, whole, list(map(store.seconds, names))):
+        for number in self._list.found(targets, whole, store.seconds_all(names)):
             work = self._list.begin(number, targets[number], [], self._list.seconds[number])
             if store.holds(names[number]):
                 work.blocks, damage = store.load(work.cell)

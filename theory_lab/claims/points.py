@@ -40,6 +40,12 @@ class _Passing(Point):
     def __reduce__(self) -> tuple[type[Point], tuple[Any, ...]]:
         return Point, astuple(self)
 
+    @property
+    def tail(self) -> float:
+        """P(X > tau) of one score: all points' are worked out when the first is asked for, as some laws take long."""
+        points, at = vars(self)["place"]
+        return self.law().tail(self.tau) if self.noise == ANY_LAW else points.listed_tails[at]
+
     def with_(self, **changes: Any) -> Point:
         """See :meth:`Point.with_`."""
         return replace(copy(self), **changes)
@@ -163,6 +169,11 @@ class Points(Sequence[Point]):
             found[rows] = family.scaled(Scale(sigma * sigma / dim, dim)).sf(self.taus[rows])
         return found
 
+    @cached_property
+    def listed_tails(self) -> list[float]:
+        """:attr:`tails` as numbers."""
+        return self.tails.tolist()
+
     def _proxies(self) -> Iterator[float]:
         squares = (sigma * sigma for sigma in self.values("sigma"))
         return map(operator.truediv, squares, self.values("head_dim"))
@@ -189,13 +200,12 @@ class Points(Sequence[Point]):
         point = _Passing(**{name: getattr(self[0], name) for name in ("noise", *AXES)})
         state = vars(point)
         columns = {name: self.values(name) for name in AXES if self.varies(name)}
-        if self.noise != ANY_LAW:
-            columns["tail"] = self.tails.tolist()
-            if joint:
-                columns["joint_tail"] = self.joint_tails.tolist()
+        if self.noise != ANY_LAW and joint:
+            columns["joint_tail"] = self.joint_tails.tolist()
         names = tuple(columns)
-        for values in zip(*columns.values(), strict=True) if columns else [()] * len(self):
+        for at, values in enumerate(zip(*columns.values(), strict=True) if columns else [()] * len(self)):
             state.update(zip(names, values, strict=True))
+            state["place"] = self, at
             yield point
             if not joint and "joint_tail" in state:  # which is this point's alone
                 del state["joint_tail"]

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -319,6 +320,12 @@ class Store:
         if self._timings is None:
             self._timings = read_timings(self.path)
         return self._timings.get(digest, 0.0)
+
+    def seconds_all(self, digests: Sequence[str]) -> list[float]:
+        """:meth:`seconds` of many."""
+        if self._timings is None:
+            self._timings = read_timings(self.path)
+        return list(map(self._timings.get, digests, repeat(0.0)))
 
     def cell_count(self) -> int:
         """Number of cells and pieces."""
