@@ -67,6 +67,11 @@ def test_pod_loses_its_codes():
     assert from_pod(pod) == "TITLE\n\n$a < 3, b c and <tag >; name\n\n  kept C<x>\n\nEnd"
 
 
+def test_numbers_that_are_no_characters_are_left_out():
+    assert from_man(".TH A 1\n.PP\na\\[u0062]c\\[uFFFFFF]d\\[uD800]e\n") == "abcde"
+    assert from_pod("=pod\n\naE<98>cE<1114112>dE<55296>e\n") == "abcde"
+
+
 def test_text_is_told_from_what_is_none():
     assert decode("\ufeffä".encode()) == "ä"
     assert decode("ä".encode("utf-16")) == "ä"

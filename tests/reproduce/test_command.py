@@ -71,6 +71,9 @@ def test_gallery(make, tmp_path: Path) -> None:
     (other / "README.md").write_text("# Mine\n")
     assert "left as it is" in write_gallery(other, "results")
     assert (other / "README.md").read_text() == "# Mine\n"
+    (other / "README.md").unlink()
+    write_gallery(other, "results\udc80")  # a name that is no text, as the command line may bring it
+    assert "results\\udc80" in (other / "README.md").read_text(encoding="utf-8")
 
 
 def test_gallery_shows_a_users_own(make, tmp_path: Path) -> None:

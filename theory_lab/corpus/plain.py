@@ -185,10 +185,15 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\(?!\0)", "", text).replace("\\\0", "\\")
 
 
+def _character(number: int) -> str:
+    """The character of a number; nothing for one that is none, or half of a pair."""
+    return chr(number) if number < 0xD800 or 0xE000 <= number < 0x110000 else ""
+
+
 def _special(match: re.Match[str]) -> str:
     name = next(group for group in match.groups() if group is not None)
     if name.startswith("u") and re.fullmatch(r"u[0-9A-F]{4,6}", name):
-        return chr(int(name[1:], 16))
+        return _character(int(name[1:], 16))
     return _ESCAPED.get(name, "")
 
 
@@ -232,7 +237,7 @@ def _code(match: re.Match[str]) -> str:
         if inner in _ENTITIES:
             # Kept out of the way of the codes around it, whose brackets are still to be read.
             return {"<": "\ue000", ">": "\ue001"}.get(_ENTITIES[inner], _ENTITIES[inner])
-        return chr(int(inner)) if re.fullmatch(r"[0-9]{1,7}", inner) and int(inner) < 0x110000 else ""
+        return _character(int(inner)) if re.fullmatch(r"[0-9]{1,7}", inner) else ""
     if kind == "L":
         return inner.partition("|")[0]
     return inner

@@ -30,7 +30,8 @@ def write_gallery(out: Path, data: str) -> str:
     if target.exists() and _MARK not in target.read_text(encoding="utf-8", errors="replace")[:400]:
         return f"{target} is no gallery and is left as it is"
     known = experiments()
-    write_whole(str(target), gallery(known, states(list(known.values()), out, data), out).encode())
+    text = gallery(known, states(list(known.values()), out, data), out)
+    write_whole(str(target), text.encode("utf-8", "backslashreplace"))  # names of files can be no text
     return f"gallery: {target}"
 
 
