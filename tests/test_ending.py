@@ -62,7 +62,7 @@ def test_sigterm_is_like_ctrl_c(tmp_path: Path) -> None:
     assert said.startswith("theory-lab: error: interrupted\n")
     assert "Traceback" not in said
     assert out.startswith("claim,")
-    wait_until(lambda: not running(process.pid), 10.0)
+    wait_until(lambda: not running(process.pid), 30.0)  # as long as the fault harness grants
     settings = Settings(("tda-4.3",), ("gaussian",), (*(2 * 4**k for k in range(10)), 2**20), (1.0, 2.0, 3.0, 4.0))
     resumed = run(settings, workers=1, store=Store(tmp_path / "out", resume=True))
     kept = pd.read_csv(pd.io.common.StringIO(out))
@@ -161,7 +161,7 @@ def test_a_signal_while_dask_workers_start_is_not_lost(tmp_path: Path) -> None:
     assert said.strip() == "theory-lab: error: interrupted"
     assert out == ""
     assert not (tmp_path / "out").exists()
-    wait_until(lambda: not running(process.pid), 10.0)
+    wait_until(lambda: not running(process.pid), 30.0)  # as long as the fault harness grants
 
 
 def spawned(group: int) -> bool:
